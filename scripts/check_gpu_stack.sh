@@ -67,7 +67,7 @@ print(len(names), "modules", file=sys.stderr)
 PYTHON
 check "upstream" python -m pytest -q -p no:cacheprovider tests/upstream
 check "unit tests" python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile -m "not e2e" \
-  tests/vcpo tests/loop tests/recipe tests/common tests/actor/test_packed.py tests/actor/test_local_layers.py
+  tests/vcpo tests/loop tests/dataset tests/recipe tests/common tests/actor/test_packed.py tests/actor/test_local_layers.py
 for script in recipe/fully_async_policy/shell/vcpo/*/*.sh; do
   check "dry run of $script" env DRY_RUN=1 bash "$script"
 done

@@ -254,7 +254,7 @@ class Mismatch:
         if fresh is not None:
             self._step += 1
             whole = tokens[usable].tolist()
-            of_fresh = [(n, s) for n, s in fresh[usable].tolist()]
+            of_fresh = fresh[usable].tolist()
             of_parts = sum(n for (n, _), of_all in zip(of_fresh, whole, strict=True) if n < of_all)
             if seen := [(n, s) for n, s in of_fresh if n]:
                 self._append(self._fresh, OfTokens.of(seen, of_parts), self.TOKENS)

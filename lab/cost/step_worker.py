@@ -163,7 +163,8 @@ def _check(engine: Any, step: Callable[..., Any], rows: dict[str, dict[str, Any]
 
 def _free(engine: Any) -> None:
     """The memory that one method has kept for its next step and others have no use for."""
-    engine.packing.second_buffers.clear()
+    if engine._packing:
+        engine.packing.second_buffers.clear()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

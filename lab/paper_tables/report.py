@@ -172,7 +172,7 @@ def _meanwhile(found: Mapping[str, Cases]) -> Table:
 
 
 def draw(rows: pd.DataFrame, file: Path) -> Path:
-    """Draw accuracy over hours, a panel for each table: all runs thin, the mean of each method and lag thick."""
+    """Draw accuracy over time, a panel for each table: all runs thin, the mean of each method and lag thick."""
     panels = _by_table(rows)
     figure, axes = new_figure(1, len(panels), figsize=(5.5 * len(panels), 4.2))
     for axis, (name, of) in zip(axes[0], panels.items(), strict=True):
@@ -184,13 +184,14 @@ def draw(rows: pd.DataFrame, file: Path) -> Path:
 
 def _panel(axis: Any, rows: pd.DataFrame) -> None:
     lags = sorted({*rows["lag"]} - {0})
+    unit, factor = ("minutes", 60) if rows["hours"].max() < 2 else ("hours", 1)
     for case, of in rows.groupby(CASE):
         style = {"color": _COLOURS.get(case[0], "C2"), "linestyle": "--" if case[1] in lags[1:] else "-"}
         curves = [curve_of(text) for text in of["curve"]]
         for curve, width, label in [*((one, 0.6, None) for one in curves), (mean_curve(curves), 2.2, _named(case))]:
             accuracies = [100 * point.accuracy for point in curve]
-            axis.plot([point.hours for point in curve], accuracies, linewidth=width, label=label, **style)
+            axis.plot([factor * point.hours for point in curve], accuracies, linewidth=width, label=label, **style)
             if label == SYNCHRONOUS and curve:
                 axis.axhline(accuracies[-1], linewidth=0.8, **style)
-    axis.set_xlabel("hours of training")
+    axis.set_xlabel(f"{unit} of training")
     axis.legend(frameon=False, fontsize="small")

@@ -246,8 +246,8 @@ def check(config: DictConfig, files: bool = True) -> None:
     with processes.interrupted_afterwards():
         import verl  # noqa: F401  # loads the plugin; verl keeps quiet where that fails
 
-    from recipe.fully_async_policy.plan.devices import check_gpus
     from recipe.fully_async_policy.launch.ray_access import check_access
+    from recipe.fully_async_policy.plan.devices import check_gpus
     from recipe.fully_async_policy.plan.fitting import micro_batch
     from recipe.fully_async_policy.settings.agent_code import check_agent_code
     from recipe.fully_async_policy.settings.consistency import check_consistency, lag

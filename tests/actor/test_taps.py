@@ -44,7 +44,9 @@ class OneLinear(TappedLinear, Linear):
 
 
 def test_layers_know_whether_they_are_the_head_or_a_norm_of_heads(make_engine: Callable[..., Any]) -> None:
-    named = [each for chunk in make_engine("qk_norms").module for each in chunk.named_modules()]
+    engine = make_engine("qk_norms")
+    assert engine.packing.unpackable is None
+    named = [each for chunk in engine.module for each in chunk.named_modules()]
     heads = {name.split(".")[-1] for name, layer in named if isinstance(layer, TappedLinear) and layer.is_head}
     norms = {name.split(".")[-1]: layer.heads for name, layer in named if isinstance(layer, TappedNorm)}
     assert heads == {"output_layer"} and {name for name in norms if norms[name]} == {"q_layernorm", "k_layernorm"}

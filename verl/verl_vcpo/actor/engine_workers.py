@@ -29,7 +29,10 @@ class VCPOActorWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def layers_for_norms(self) -> tuple[str, str | None, bool]:
-        """Return (kind of the actor's layers, why packed norms are impossible or None, True with experts)."""
+        """Return (kind of the actor's layers, why packed norms are impossible or None, True with experts).
+
+        Collective over the trainer: the first call taps the model.
+        """
         engine = self.actor.engine
         return engine.packing.tap.layers, engine.packing.unpackable, bool(engine.tf_config.num_moe_experts)
 

@@ -1,1 +1,2 @@
-"""The rows that a run trains on: its files, the order in which their rows are drawn, and a curriculum of levels."""
+"""The rows that a run trains on: its files, the order in which their rows are drawn, and a curriculum of levels.
+Begin with `files.py`."""

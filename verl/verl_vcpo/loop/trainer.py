@@ -87,7 +87,7 @@ class LagKTrainer(HeldOutTrainer):
     def __init__(
         self,
         config: DictConfig,
-        start_agent_loops: Callable[[], object],
+        start_agent_loops: Callable[[], object] = lambda: None,
         observe_processes: Callable[[], object] = lambda: None,
     ) -> None:
         """Make the parts that need no process.

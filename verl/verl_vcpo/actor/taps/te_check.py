@@ -1,7 +1,7 @@
 """A check that the installed Transformer Engine's layers give a collector the data of their own gradients.
 
 `te_modules` depends on calls inside Transformer Engine's backwards, which no release promises. So an engine runs one
-small layer of each kind when it starts, with its own gradients and tapped: milliseconds.
+small layer of each kind before it first measures norms, with its own gradients and tapped: milliseconds.
 """
 
 from collections.abc import Sequence

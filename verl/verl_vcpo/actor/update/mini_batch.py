@@ -44,7 +44,10 @@ class Facts:
 
     @property
     def usable(self) -> Tensor:
-        """[B] bool: false for padding, excluded sequences, and log-probs recorded as not finite."""
+        """[B] bool: false for padding, excluded sequences, and log-probs recorded as not finite.
+
+        `Estimate.usable` also asks for a finite weight and norm.
+        """
         return self.recorded & ~self.padding & ~self.dropped
 
     def of(self, rows: Tensor) -> Self:

@@ -7,7 +7,7 @@ the gradient. m is the commonest reward, so that most sequences are in the secon
 of a rank has a second buffer; at scope `minibatch` the pass is the mini-batch.
 
 A second forward and backward, with the coefficients in its loss, follows where rounding would spoil the difference of
-the two sums (rounding.py), and where settings, groups or ranks do not allow sums (plan.py): then one pass over the
+the two sums (rounding.py), and where settings, groups or ranks do not allow sums (passes.py): then one pass over the
 mini-batch measures norms alone.
 
 A pass is one call of Megatron's pipeline schedule: with P stages and n micro-batches the stages are idle for a share of

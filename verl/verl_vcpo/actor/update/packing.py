@@ -1,4 +1,4 @@
-"""Packed norms of one engine's model: made when an update first needs them, so that other methods tap nothing."""
+"""Packed norms of one engine's model, made for methods with norms alone: others tap nothing."""
 
 import logging
 from functools import partial
@@ -42,8 +42,6 @@ class Packing:
     def why_not(self) -> str | None:
         """Return `unpackable` for this rank's part of the model."""
         engine = self._engine
-        if engine.engine_config.forward_only:
-            return "a reference policy has no gradients"
         if engine.module[0].ddp_config.overlap_grad_reduce:
             return "overlap_grad_reduce=true: gradients would be reduced before they are computed"
         if engine.engine_config.pad_to_length or engine.engine_config.use_fused_kernels:

@@ -40,7 +40,7 @@ class Sequences:
         group: the D data-parallel ranks.
 
     Raises:
-        RuntimeError: data-parallel ranks with different numbers of sequences.
+        RuntimeError: other numbers of sequences than verl has told the ranks (`global_token_num`).
     """
 
     def __init__(self, data: TensorDict, group: Any) -> None:
