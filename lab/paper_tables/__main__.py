@@ -6,7 +6,7 @@ kept in --out: the same command goes on where it was stopped, and makes again wh
 that made it: give another --out after a change. --out gets
 
 paper_tables.csv    a line for each run
-paper_tables.png    accuracy over hours
+paper_tables.png    accuracy over time
 
 --runs shows runs of the launch scripts instead. lab/paper_tables/predictions.md says what was expected.
 """

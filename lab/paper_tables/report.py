@@ -1,4 +1,4 @@
-"""The paper's tables beside ours, and the figure of accuracy over hours.
+"""The paper's tables beside ours, and the figure of accuracy over time.
 
 **The speed-up** of a run is how many times fewer hours it takes than the synchronous run of the same seed until its
 held-out accuracy is that at which the synchronous run ended. Both times are the first ones, on straight lines between

@@ -38,7 +38,7 @@ from verl_vcpo.actor.update.checks import check_experts, check_lengths, with_har
 from verl_vcpo.actor.update.lag_bins import of_lags
 from verl_vcpo.actor.update.losses import loss_of_trained, note_longest_response, weighted_score_loss
 from verl_vcpo.actor.update.mini_batch import Measured, MiniBatch
-from verl_vcpo.actor.update.one_pass import log_probs, one_pass
+from verl_vcpo.actor.update.one_pass import log_probs, one_pass, outputs_of
 from verl_vcpo.actor.update.packing import Packing
 from verl_vcpo.actor.update.per_trajectory import per_trajectory
 from verl_vcpo.actor.update.sequence_weights import SequenceWeights
@@ -124,8 +124,7 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         mine = sequences.mine
         self.sequence_weights.note(data, batch.log_weight[mine], step.weight[mine])
         if not (step.usable & ~batch.masked).any():  # a gradient of zero still moves weights: momentum, weight decay
-            nothing = {"model_output": {}, "loss": [0.0], "metrics": {}} if self.is_mp_src_rank_with_outputs() else {}
-            return self._with_metrics(nothing, batch, step, parts, grad_norm=0.0)
+            return self._with_metrics(outputs_of(self, [0.0]), batch, step, parts, grad_norm=0.0)
         second = outputs is None
         if outputs is None:
             data = with_harmless_tokens(data, batch.spoils[mine])

@@ -18,7 +18,7 @@ from verl_vcpo.common.truncated import TRUNCATED, Truncated
 
 
 def groups_without_signal(tags: Mapping[str, Tag]) -> set[str]:
-    """Return the prompts whose samples are all dropped, or but for one, which nothing is left to compare with.
+    """Return the prompts whose samples are all masked or dropped, or with `drop` all but a last one.
 
     Args:
         tags: key -> tag of the trajectories of whole groups.
@@ -34,9 +34,9 @@ def mask_dropped(batch: KVBatchMeta, by_verl: bool) -> None:
 
     Args:
         batch: whole groups, and padding.
-        by_verl: verl's estimators make the advantages. Whatever `drop` drops then gets a uid of its own, which
-            takes it out of its prompt's baseline; so does a sample that is left alone, whose advantage would be its
-            reward.
+        by_verl: verl's estimators make the advantages. With `drop` a dropped trajectory gets a uid of its own,
+            which takes it out of its prompt's baseline; so does a sample that is left alone, whose advantage would be
+            its reward.
     """
     tags = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")}
     alone = groups_without_signal(tags) if by_verl else set()

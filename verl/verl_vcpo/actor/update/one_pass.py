@@ -55,3 +55,10 @@ def log_probs(engine: Any, data: TensorDict, outputs: dict[str, Any]) -> Tensor 
     if not engine.is_mp_src_rank_with_outputs():
         return None
     return padded_responses(outputs["model_output"]["log_probs"], data)
+
+
+def outputs_of(engine: Any, losses: list[float]) -> dict[str, Any]:
+    """Return what `forward_backward_batch` would, of passes whose log-probs are gathered already."""
+    if not engine.is_mp_src_rank_with_outputs():
+        return {}
+    return {"model_output": {}, "loss": losses, "metrics": {}}

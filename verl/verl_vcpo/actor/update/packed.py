@@ -36,7 +36,7 @@ from verl_vcpo.actor.taps.sums import SecondBuffers, Sums, make_room
 from verl_vcpo.actor.update import rounding
 from verl_vcpo.actor.update.losses import weighted_score_loss
 from verl_vcpo.actor.update.mini_batch import Measured, MiniBatch, joined
-from verl_vcpo.actor.update.one_pass import log_probs
+from verl_vcpo.actor.update.one_pass import log_probs, outputs_of
 from verl_vcpo.actor.update.passes import Passes, passes_of_sums
 from verl_vcpo.actor.update.sequences import Sequences, numbered, rows_in_mini_batch
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
@@ -147,12 +147,8 @@ class PackedUpdate:
             parts = [self._one_pass(one) for one in self.passes]
         batch = joined(parts, torch.cat([one.at for one in self.passes]))
         _check_finite(batch)
-        return Measured(batch, self._outputs() if self.has_sums and self._two_sums_suffice(batch) else None)
-
-    def _outputs(self) -> dict[str, Any]:
-        if not self.engine.is_mp_src_rank_with_outputs():
-            return {}
-        return {"model_output": {}, "loss": self.losses, "metrics": {}}
+        formed = self.has_sums and self._two_sums_suffice(batch)
+        return Measured(batch, outputs_of(self.engine, self.losses) if formed else None)
 
     def _one_pass(self, one: Pass) -> MiniBatch:
         """Run a pass, and return its rows with the norms of g_i."""
