@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -215,14 +216,23 @@ def test_settings_that_change_meanwhile_are_those_of_no_result(
 
 
 def test_a_follower_ends_with_what_it_has_started(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = follow._run
-    monkeypatch.setattr(follow, "_run", lambda arguments, log: real(["sleep", "600"], log))
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    started = tmp_path / "started"
+    child = ["bash", "-c", f"touch {started}; sleep 600"]
+    monkeypatch.setattr(follow, "_run", lambda arguments, log: real(child, log))
+
+    def stop() -> None:
+        while not started.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)  # Popen itself returns when the child has begun
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
     assert evaluate.main(["--follow", str(run), "data.val_max_samples=9"]) == 128 + signal.SIGTERM
     assert f"python -m recipe.evaluate --follow {run} data.val_max_samples=9" in capsys.readouterr().err
-    assert not [child for child in psutil.Process().children() if "sleep" in child.cmdline()]
+    assert not [left for left in psutil.Process().children(recursive=True) if "600" in left.cmdline()]
     assert not results.read(run)
 
 
