@@ -104,7 +104,7 @@ async def scores_of(config: "DictConfig", file: "DataFile") -> list[Scores]:
     """What the reward gives for every row. Raises SettingError where it gives nothing."""
     from recipe.fully_async_policy.settings.data import all_samples
     from recipe.fully_async_policy.settings.errors import SettingError
-    from recipe.fully_async_policy.settings.reward import MADE_UP, arguments, fix_of, reward_of
+    from recipe.fully_async_policy.settings.own_code import MADE_UP, arguments, fix_of, reward_of
     from verl_vcpo.user_code.errors import UserCodeError
     from verl_vcpo.user_code.killable import Pool
     from verl_vcpo.user_code.reward_function import score_of

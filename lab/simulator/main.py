@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="Hydra overrides; +task=NAME first")
     from recipe.fully_async_policy.launch.older_run import set_aside
     from recipe.fully_async_policy.main import add_config_dir, composed_of
-    from recipe.fully_async_policy.settings.reward import check_reward
+    from recipe.fully_async_policy.settings.own_code import check_reward
     from recipe.fully_async_policy.settings.validate import SettingError
     from verl_vcpo.user_code.errors import UserCodeError
 

@@ -19,7 +19,7 @@ from lab.simulator.policy import Policy
 from lab.simulator.sampling import sample
 from lab.simulator.task import Task
 from lab.simulator.update import LossMethod, Update, VCPOMethod
-from recipe.fully_async_policy.settings.reward import reward_of
+from recipe.fully_async_policy.settings.own_code import reward_of
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.truncated import Truncated, soft_length_penalty
 from verl_vcpo.dataset.shares import InShares

@@ -132,8 +132,8 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
     from recipe.fully_async_policy.settings.consistency import check_consistency, lengths
     from recipe.fully_async_policy.settings.data import check_rows
     from recipe.fully_async_policy.settings.model import check_model
+    from recipe.fully_async_policy.settings.own_code import check_reward
     from recipe.fully_async_policy.settings.reasoning_gym import make_files
-    from recipe.fully_async_policy.settings.reward import check_reward
     from recipe.fully_async_policy.settings.validate import SettingError
     from recipe.fully_async_policy.settings.values import check_types
 

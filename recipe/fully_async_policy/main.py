@@ -249,19 +249,21 @@ def check(config: DictConfig, files: bool = True) -> None:
     from recipe.fully_async_policy.launch.ray_access import check_access
     from recipe.fully_async_policy.plan.devices import check_gpus
     from recipe.fully_async_policy.plan.fitting import micro_batch
-    from recipe.fully_async_policy.settings.agent_code import check_agent_code
     from recipe.fully_async_policy.settings.consistency import check_consistency, lag
-    from recipe.fully_async_policy.settings.reward import check_reward
-    from recipe.fully_async_policy.settings.validate import validate
+    from recipe.fully_async_policy.settings.data import Sample
+    from recipe.fully_async_policy.settings.errors import check_each
+    from recipe.fully_async_policy.settings.own_code import check_agent_code, check_reward
+    from recipe.fully_async_policy.settings.validate import check_together, check_values
 
     if "verl_vcpo.plugin" not in sys.modules:
         raise SettingError("verl did not load this package's plugin: install it with `bash scripts/install.sh`")
-    samples = validate(
-        config,
+    check_values(config)
+    samples: list[Sample] = []
+    check_each(
+        lambda: samples.extend(check_together(config, files)),
         lambda: check_consistency(config, lag, micro_batch),
         lambda: check_access(config.ray_kwargs.ray_init, connect=files),
         lambda: check_gpus(config) if files else None,
-        files=files,
     )
 
     from hydra.errors import InstantiationException

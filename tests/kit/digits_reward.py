@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _MADE_UP = "I do not know."
-"""The response that a launcher has scored before the run starts (recipe/fully_async_policy/settings/reward.py)."""
+"""The response that a launcher has scored before the run starts (recipe/fully_async_policy/settings/own_code.py)."""
 
 _LONGER_THAN_A_RUN_S = 600.0
 

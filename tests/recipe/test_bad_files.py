@@ -17,7 +17,7 @@ from recipe.fully_async_policy import main
 from recipe.fully_async_policy.settings import run_folder
 from recipe.fully_async_policy.settings.data import Sample
 from recipe.fully_async_policy.settings.errors import SettingError
-from recipe.fully_async_policy.settings.reward import arguments, check_reward, reward_of
+from recipe.fully_async_policy.settings.own_code import arguments, check_reward, reward_of
 from recipe.fully_async_policy.settings.validate import validate
 from tests.kit.checkpoints import write_checkpoint
 from tests.recipe.conftest import GOOD_ROW

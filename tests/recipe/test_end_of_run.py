@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fully_async_policy.settings import disk_space
 from recipe.fully_async_policy.settings.validate import SettingError, validate
 from tests.common.test_model_files import FORMS
 from tests.recipe.refused import MODEL, composed, run
@@ -82,9 +81,9 @@ def test_a_disk_that_is_too_small(
     usage = namedtuple("usage", "total free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, free))
     if needs is None:
-        disk_space.check_disk_space(config)
+        validate(config)
         return
     with pytest.raises(SettingError, match=rf"=.*/run.*: the run writes {needs / 1e9:.3g} GB there at the least, and"):
-        disk_space.check_disk_space(config)
+        validate(config)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, free + 1))
-    disk_space.check_disk_space(config)
+    validate(config)

@@ -10,7 +10,7 @@ from verl.trainer.ppo import core_algos
 
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.settings.errors import SettingError
-from recipe.fully_async_policy.settings.method import check_own_loss
+from recipe.fully_async_policy.settings.own_code import check_own_loss
 from tests.recipe.refused import ACTOR
 
 METHOD = """# @package _global_

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from recipe.fully_async_policy import main
-from recipe.fully_async_policy.settings import agent_code
+from recipe.fully_async_policy.settings import own_code
 from tests.kit.sandbox_server import served
 from tests.recipe.conftest import GOOD_ROW
 from tests.recipe.refused import ROLLOUT, composed, run
@@ -151,8 +151,8 @@ def test_tools_and_loops_are_loaded_before_the_start(
 
 
 def agent_code_errors(given: dict[str, str]) -> list[str]:
-    with pytest.raises(agent_code.SettingError) as refused:
-        agent_code.check_agent_code(composed(given), [])
+    with pytest.raises(own_code.SettingError) as refused:
+        own_code.check_agent_code(composed(given), [])
     return refused.value.lines
 
 
@@ -168,7 +168,7 @@ def all_are_named_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     async def loaded(config: object, code: dict[str, object]) -> dict[str, list[str]]:
         return dict.fromkeys(code, ["sort"])
 
-    monkeypatch.setattr(agent_code, "_load", loaded)
+    monkeypatch.setattr(own_code, "_load", loaded)
 
 
 def test_a_name_of_two_tools_in_two_files(

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from recipe.fully_async_policy import main
 from recipe.fully_async_policy.plan.gpu_plan import norms_line
 from recipe.fully_async_policy.settings.errors import SettingError
-from recipe.fully_async_policy.settings.trainable import check_trainable
+from recipe.fully_async_policy.settings.model import check_trainable
 from tests.recipe.refused import MODEL, run
 from verl_vcpo.actor.model import models
 from verl_vcpo.actor.model.models import MODELS

@@ -16,7 +16,7 @@ SCORED = "scored.jsonl"
 FAULTS = ("hang", "die", "nan")
 """The names of files in the folder of marks; the call that removes a file has the fault of that name."""
 _MADE_UP = "I do not know."
-"""The response that a launcher has scored before the run starts (recipe/fully_async_policy/settings/reward.py)."""
+"""The response that a launcher has scored before the run starts (recipe/fully_async_policy/settings/own_code.py)."""
 
 
 def is_filtered(row: int) -> bool:

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from recipe.fully_async_policy.settings.errors import SettingError
+from recipe.fully_async_policy.settings.run_folder import disk_of
 from verl_vcpo.common import start_up
 from verl_vcpo.common.run_folder import private_folder, run_folder
 
@@ -118,8 +119,6 @@ def _check_length(of_run: Path, session: Path | None) -> None:
 
 def _check_space(folder: Path) -> None:
     """Raises SettingError where Ray's start would wait in vain for files that do not fit on the folder's disk."""
-    from recipe.fully_async_policy.settings.disk_space import disk_of  # not above: disk_space imports ray_access
-
     space = shutil.disk_usage(disk_of(folder))
     if space.total and space.free < _SPACE:  # a file system that does not count has a total of 0
         raise SettingError(

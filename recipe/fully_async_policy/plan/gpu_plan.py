@@ -22,8 +22,7 @@ from recipe.fully_async_policy.plan.gpu_memory import (
 )
 from recipe.fully_async_policy.plan.model_shape import MODEL_TYPES, ModelShape, read_shape
 from recipe.fully_async_policy.settings.method import description
-from recipe.fully_async_policy.settings.model import OF_HUB
-from recipe.fully_async_policy.settings.trainable import needs_transformer_engine
+from recipe.fully_async_policy.settings.model import OF_HUB, needs_transformer_engine
 from verl_vcpo.actor.model.models import Install, install_here
 from verl_vcpo.actor.norms_settings import norms_in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings

@@ -1,7 +1,8 @@
-"""The data: columns, the form of prompts, their lengths, and enough rows for a batch."""
+"""The data: columns, the form of prompts, their lengths, enough rows for a batch; and what may not be as meant."""
 
 import heapq
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,9 @@ from omegaconf import DictConfig, ListConfig
 
 from recipe.fully_async_policy.settings.data_file import DataFile
 from recipe.fully_async_policy.settings.data_row import OF_A_SAMPLE, RowRules
-from recipe.fully_async_policy.settings.data_said import of_both, of_columns
 from recipe.fully_async_policy.settings.errors import SettingError, wrong
 from recipe.tasks.rows import prompt_lengths
+from verl_vcpo.common.data_columns import OF_A_RESPONSE, OF_THE_LOOP, OF_THE_REWARD, OF_THE_ROW
 from verl_vcpo.common.data_rows import DataRow, data_row
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def check_data(config: DictConfig, tokenizer: "PreTrainedTokenizerBase | None") 
         if config.data.levels is not None:
             _check_numbered(files)
     held_out, of_validation = check_rows(config, "val_files")
-    if said := of_both(files, held_out, config.data.prompt_key):
+    if said := _of_both(files, held_out, config.data.prompt_key):
         print(said, flush=True)
     return list((of_validation | of_training).values())
 
@@ -104,7 +105,7 @@ def check_file(file: DataFile, config: DictConfig) -> dict[Any, Sample]:
         keys |= dict.fromkeys(row.get("extra_info") or ())
         if row["data_source"] not in samples:
             samples[row["data_source"]] = _sample(file, number, row)
-    for line in of_columns(file, config.data.prompt_key, keys):
+    for line in _of_columns(file, config.data.prompt_key, keys):
         print(line, flush=True)
     return samples
 
@@ -182,3 +183,36 @@ def _written_as_a_list(tokenizer: "PreTrainedTokenizerBase", prompts: list[Any],
             text = str(tokenizer.apply_chat_template(prompt, tokenize=False, **template))
             return next((one for one in parts if one in text), None)
     return None
+
+
+def _of_columns(file: DataFile, prompt_key: str, of_extra_info: Iterable[str]) -> Iterator[str]:
+    """A line on the columns whose names the run uses for something else, and one on such keys of `extra_info`."""
+    others = {*OF_THE_LOOP, *OF_A_RESPONSE} - {prompt_key}
+    if taken := [name for name in file.columns if name in others]:
+        yield f"{file.name}: not used, as the run makes its own: {_column(taken)}"
+    for name in file.columns:
+        if name in OF_THE_ROW and name != prompt_key:
+            yield f"{file.name}: not used: {_column([name])}; it is read from {OF_THE_ROW[name]}"
+    if replaced := [name for name in of_extra_info if name in OF_THE_REWARD]:
+        keys = ", ".join(replaced)
+        yield f"{file.name}: the reward gets the response's own {keys} in extra_info; rename the row's to keep it"
+
+
+def _column(names: list[str]) -> str:
+    return f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _of_both(training: list[DataFile], held_out: list[DataFile], prompt_key: str) -> str | None:
+    """A line on held-out rows that are trained on, too: the same prompt and ground truth; None where there are none."""
+    if not training or not held_out:
+        return None
+    trained = {key for file in training for key in _keys(file, prompt_key)}
+    keys = [key for file in held_out for key in _keys(file, prompt_key)]
+    both = sum(key in trained for key in keys)
+    words = "they are trained on, so their accuracy does not tell what is learned of other rows"
+    return f"data.val_files: {both} of {len(keys)} rows are in data.train_files, too: {words}" if both else None
+
+
+def _keys(file: DataFile, prompt_key: str) -> Iterator[int]:
+    for row in file.rows(prompt_key, "reward_model"):
+        yield hash(json.dumps([row[prompt_key], row["reward_model"]["ground_truth"]], sort_keys=True, default=str))

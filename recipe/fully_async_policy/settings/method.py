@@ -1,6 +1,6 @@
 """`method=NAME`: the one switch between VCPO and what it is compared with. config/method has one file for each."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.effects import without_effect
-from recipe.fully_async_policy.settings.errors import SettingError, all_that_is_wrong, shown, wrong
+from recipe.fully_async_policy.settings.errors import all_that_is_wrong, shown, wrong
 from recipe.fully_async_policy.settings.own_files import Written
-from verl_vcpo.user_code.errors import UserCodeError
 
 FOLDER = Path(__file__).resolve().parents[1] / "config" / "method"
 
@@ -60,26 +59,6 @@ def check_overrides(config: DictConfig, overrides: list[str], files: list[Writte
             errors.append(wrong(config, setting, words))
     if errors:
         raise all_that_is_wrong(errors)
-
-
-def check_own_loss(actor: DictConfig, correction: Mapping[str, Any] | None = None) -> None:
-    """Try the function of the user's own that `policy_loss.loss_mode` names once; make its file's path absolute.
-
-    correction: `algorithm.rollout_correction`, by which verl may pass importance weights.
-    """
-    from verl_vcpo.actor import own_loss
-
-    if not own_loss.is_own(actor.policy_loss.loss_mode):
-        return
-    from hydra.errors import InstantiationException
-    from verl.utils.config import omega_conf_to_dataclass
-
-    actor.policy_loss.loss_mode = own_loss.absolute(actor.policy_loss.loss_mode)
-    try:
-        weighted = correction is not None and bool(correction.get("rollout_is")) and not correction.get("bypass_mode")
-        own_loss.try_out(omega_conf_to_dataclass(actor), weighted)
-    except (ValueError, InstantiationException, UserCodeError) as error:
-        raise SettingError(" ".join(str(error.__cause__ or error).split())) from None
 
 
 def given_settings(overrides: list[str]) -> list[str]:

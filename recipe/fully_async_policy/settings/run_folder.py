@@ -1,7 +1,9 @@
-"""The run's folders: that they can be made, and that one run at a time writes into each."""
+"""The run's folders: that they can be made and have room, and that one run at a time writes into each."""
 
 import contextlib
+import math
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.settings.errors import SettingError, first_line, wrong
+from recipe.fully_async_policy.settings.model import parameters
 from verl_vcpo.common import held_folders
 from verl_vcpo.common.run_id import run_in
 from verl_vcpo.common.whole_file import is_free
@@ -21,6 +24,9 @@ _OWN = ("run_dir", "trainer.default_local_dir")
 _FOLDERS = (*_OWN, "trainer.validation_data_dir", "trainer.rollout_data_dir")
 _LONGEST_NAME, _LONGEST_PATH = 200, 3500  # bytes: the kernel's 255 and 4095, less what the run adds
 _CHECKOUT = Path(__file__).parents[3]
+_OF_OPTIMIZER = 12
+"""Bytes of a parameter in Adam's part of a checkpoint: the parameter and two means, in float32."""
+_GB = 1e9
 
 
 def check_folders(config: DictConfig) -> None:
@@ -40,8 +46,7 @@ def check_paths(config: DictConfig) -> None:
 
 def check_folder(setting: str, path: str) -> None:
     """Refuse a folder that cannot be made. Makes nothing."""
-    folder = Path(path).absolute()
-    there = next(above for above in (folder, *folder.parents) if above.exists())
+    there = disk_of(path)
     if not there.is_dir():
         raise SettingError(f"{setting}={path}: {there} is a file; give another folder")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -129,3 +134,48 @@ def taken(setting: str, path: str) -> "AcquireReturnProxy[Any]":
         raise SettingError(f"{setting}={path}: another run writes there; give each run a folder of its own") from None
     except OSError as error:
         raise SettingError(f"{setting}={path}: cannot be made ({first_line(error)}); give another folder") from None
+
+
+def check_disk_space(config: DictConfig) -> None:
+    """Refuse a run whose weights and optimizer states, at the least, do not fit on the disks of its folders.
+
+    Not checked are weights other than safetensors.
+    """
+    trainer, model = config.trainer, config.actor_rollout_ref.model
+    number_of_parameters = parameters(Path(model.path))
+    if trainer.val_only or number_of_parameters is None:
+        return
+    weights = number_of_parameters * (4 if config.actor_rollout_ref.actor.megatron.dtype == "float32" else 2)
+    has_optimizer = "optimizer" in config.actor_rollout_ref.actor.checkpoint.save_contents and not model.lora.rank
+    checkpoint = weights + (number_of_parameters * _OF_OPTIMIZER if has_optimizer else 0)
+    number = _checkpoints(config)
+    kept = min(number, (trainer.max_actor_ckpt_to_keep or number) + 1)  # the oldest goes after the newest has come
+    models = int(config.save_model) + (number if config.save_weights else 0)
+    fewer = ", or trainer.max_actor_ckpt_to_keep a smaller number" if kept > 2 else ""
+    written = {
+        "trainer.default_local_dir": (trainer.default_local_dir, kept * checkpoint),
+        "run_dir": (config.run_dir, models * weights),
+    }
+    for setting, (path, size) in written.items():
+        disk = disk_of(path)
+        need = sum(other for folder, other in written.values() if disk_of(folder).stat().st_dev == disk.stat().st_dev)
+        space = shutil.disk_usage(disk)
+        if size and space.total and need > space.free:  # a file system that does not count has a total of 0
+            words = f"the run writes {need / _GB:.3g} GB there at the least, and {space.free / _GB:.3g} GB are free"
+            raise SettingError(f"{setting}={path}: {words}; give a folder with more space{fewer}")
+
+
+def _checkpoints(config: DictConfig) -> int:
+    """The number of checkpoints that the run writes; of a run that goes on, one at the least."""
+    trainer = config.trainer
+    if trainer.save_freq < 1:
+        return 0
+    if trainer.resume_mode != "disable" or not trainer.total_training_steps:
+        return 1
+    return math.ceil(trainer.total_training_steps / trainer.save_freq)
+
+
+def disk_of(folder: str | Path) -> Path:
+    """The first folder above that is there."""
+    path = Path(folder).absolute()
+    return next(above for above in (path, *path.parents) if above.exists())
