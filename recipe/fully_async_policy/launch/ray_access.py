@@ -20,6 +20,7 @@ from typing import Any
 
 from recipe.fully_async_policy.settings.errors import SettingError
 from recipe.fully_async_policy.settings.run_folder import disk_of
+from recipe.fully_async_policy.settings.variables import cluster_address
 from verl_vcpo.common import start_up
 from verl_vcpo.common.run_folder import private_folder, run_folder
 
@@ -251,14 +252,6 @@ def _others_can(found: os.stat_result) -> bool:
 def _is_private(folder: Path) -> bool:
     """Whether some folder above it keeps other users out. Its own mode says nothing: Ray makes it 0777."""
     return any(above.exists() and not _others_can(above.stat()) for above in folder.absolute().parents)
-
-
-def cluster_address(ray_init: Mapping[str, Any]) -> str | None:
-    """The running cluster that was named. None: the run starts a Ray of its own, also where one is running."""
-    address = ray_init.get("address")
-    if address in (None, "auto"):
-        address = os.environ.get("RAY_ADDRESS") or address
-    return None if address in (None, "local") else str(address)
 
 
 def _check_form(address: str) -> None:

@@ -3,9 +3,9 @@
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fully_async_policy.launch.compiler import missing_for_triton
-from recipe.fully_async_policy.launch.ray_access import cluster_address
 from recipe.fully_async_policy.plan.gpu_memory import read_layout
 from recipe.fully_async_policy.settings.errors import SettingError, wrong
+from recipe.fully_async_policy.settings.variables import cluster_address
 
 _JOIN = "join a cluster (ray_kwargs.ray_init.address)"
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fully_async_policy.launch.ray_access import cluster_address
 from recipe.fully_async_policy.plan.fitting import GPUS_PER_NODE, check_memory, check_shape, warning
 from recipe.fully_async_policy.plan.gpu_memory import (
     Layout,
@@ -23,6 +22,7 @@ from recipe.fully_async_policy.plan.gpu_memory import (
 from recipe.fully_async_policy.plan.model_shape import MODEL_TYPES, ModelShape, read_shape
 from recipe.fully_async_policy.settings.method import description
 from recipe.fully_async_policy.settings.model import OF_HUB, needs_transformer_engine
+from recipe.fully_async_policy.settings.variables import cluster_address
 from verl_vcpo.actor.model.models import Install, install_here
 from verl_vcpo.actor.norms_settings import norms_in_words
 from verl_vcpo.actor.vcpo_settings import VCPOSettings

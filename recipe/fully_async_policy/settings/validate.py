@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from omegaconf import DictConfig
 
-from recipe.fully_async_policy.launch.ray_access import cluster_address
 from recipe.fully_async_policy.settings.agent_loop import check_agent_loop
 from recipe.fully_async_policy.settings.consistency import check_consistency
 from recipe.fully_async_policy.settings.data import Sample, check_data, check_given
@@ -25,6 +24,7 @@ from recipe.fully_async_policy.settings.run_folder import (
     check_paths,
 )
 from recipe.fully_async_policy.settings.values import check_types
+from recipe.fully_async_policy.settings.variables import cluster_address
 
 
 def check_values(config: DictConfig) -> None:

@@ -1,7 +1,9 @@
-"""Environment variables that packages of the stack read, where the values would be ignored or end the run late."""
+"""Environment variables that packages of the stack read, and that decide where or whether a run works."""
 
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from recipe.fully_async_policy.settings.errors import SettingError, all_that_is_wrong
 
@@ -19,3 +21,11 @@ def check_variables() -> None:
     ]
     if wrong:
         raise all_that_is_wrong(wrong)
+
+
+def cluster_address(ray_init: Mapping[str, Any]) -> str | None:
+    """The running cluster that was named. None: the run starts a Ray of its own, also where one is running."""
+    address = ray_init.get("address")
+    if address in (None, "auto"):
+        address = os.environ.get("RAY_ADDRESS") or address
+    return None if address in (None, "local") else str(address)
