@@ -95,6 +95,8 @@ def write_samples() -> None:
     model, responses, tokens, out = sys.argv[1:]
     from verl_vcpo.cpu import environment
 
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB: no response is begun again for lack of room
+    os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     environment.apply()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import verl  # noqa: F401  # before vLLM, as in a run
@@ -102,7 +104,7 @@ def write_samples() -> None:
 
     each = -(-int(responses) // len(QUESTIONS))
     engine = LLM(model, dtype="bfloat16", max_model_len=int(tokens) + 256, max_num_seqs=int(responses), seed=1)
-    sampling = SamplingParams(n=each, temperature=1.0, max_tokens=int(tokens), ignore_eos=True, logprobs=0, seed=1)
+    sampling = SamplingParams(n=each, temperature=1.0, max_tokens=int(tokens), ignore_eos=True, logprobs=0)
     outputs = engine.chat([[{"role": "user", "content": text}] for text in QUESTIONS], sampling)
     rows = []
     for output in outputs:
