@@ -58,6 +58,7 @@ def main(model: str, ids: str, out: str) -> None:
         enforce_eager=True,
         max_model_len=64,
         max_num_seqs=16,
+        max_num_batched_tokens=64,  # prompts are computed in parts
         load_format="dummy",
         worker_extension_cls=object.__new__(CPUvLLMHttpServer)._get_worker_extension_cls(),
         distributed_executor_backend=_WORKER_IN_THE_ENGINE,
@@ -66,7 +67,7 @@ def main(model: str, ids: str, out: str) -> None:
         os.environ |= {"RAY_TMPDIR": folder, RUN_ID_VARIABLE: "0123456789ab"}
         for change in (1.5, 1.0):  # the second update must not find what the first one left
             engine.collective_rpc(update_weights, args=(model, folder, change))
-    found = engine.generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=1.0))
+    found = engine.generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=1.0, seed=1))
     of_each = [
         [of[token].logprob for of, token in zip(one.prompt_logprobs[1:], one.prompt_token_ids[1:], strict=True)]
         for one in found

@@ -7,6 +7,7 @@ weights that vLLM started with: experts, and an output layer that is tied to the
 
 from typing import Any
 
+import numpy as np
 import torch
 import zmq
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
@@ -16,12 +17,31 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.models.utils import WeightsMapper
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from verl_vcpo.cpu.weight_file import weights_of
 from verl_vcpo.samplers.vllm_worker import LagKWorkerExtension
 
 # verl's loader of adapters calls the method by the name that the GPUs' vLLM has.
 WeightsMapper.get_unstacked_mapper = WeightsMapper.get_rename_mapper
+_sample_tokens = CPUModelRunner.sample_tokens
+
+
+def _without_seeds_of_parts(runner: CPUModelRunner, *args: Any, **kwargs: Any) -> Any:
+    """Draw the token that vLLM throws away after a part of a prompt from no request's own generator.
+
+    vLLM sets the generator of a request with a seed (async.deterministic) back by its offset, which none on CPU has.
+    """
+    generators = runner.input_batch.generators
+    in_parts = np.nonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs])[0]
+    kept = {index: generators.pop(index) for index in map(int, in_parts) if index in generators}
+    try:
+        return _sample_tokens(runner, *args, **kwargs)
+    finally:
+        generators |= kept
+
+
+CPUModelRunner.sample_tokens = _without_seeds_of_parts
 
 _RECEIVE_TIMEOUT_MS = 300_000
 
