@@ -71,8 +71,8 @@ class Batch:
     def left_out(self, treatment: Truncated) -> tuple[Tensor, list[str]]:
         """[B] true where `treatment` leaves a sequence out of the loss, and the group that it is compared within.
 
-        As `verl_vcpo.loop.dropped` has it for verl's estimators: a dropped one is a group of its own, and so is one
-        that is left alone.
+        As `verl_vcpo.loop.prompts.dropped` has it for verl's estimators: a dropped one is a group of its own, and so is
+        one that is left alone.
         """
         gone = self.truncated & treatment.leaves_out
         if treatment is not Truncated.DROP:

@@ -34,8 +34,8 @@ API = {
     "The alarm": "vcpo.diagnostics",
     "Other methods": "vcpo.stabilizers.bapo vcpo.stabilizers.m2po vcpo.stabilizers.off_policy_mask "
     "vcpo.stabilizers.topr vcpo.stabilizers.vespo vcpo.stabilizers.tba",
-    "veRL's trainer": "verl_vcpo.loop.trainer.LagKTrainer verl_vcpo.loop.replay_buffer.LagKReplayBuffer "
-    "verl_vcpo.loop.deadlines verl_vcpo.user_code.killable.Pool",
+    "veRL's trainer": "verl_vcpo.loop.trainer.LagKTrainer verl_vcpo.loop.prompts.replay_buffer.LagKReplayBuffer "
+    "verl_vcpo.loop.prompts.deadlines verl_vcpo.user_code.killable.Pool",
     "veRL's actor": "verl_vcpo.actor.megatron_actor.VCPOMegatronEngine verl_vcpo.actor.engine_workers.VCPOActorWorker "
     "verl_vcpo.actor.vcpo_settings.VCPOSettings verl_vcpo.actor.norms_settings",
     "veRL's samplers": "verl_vcpo.samplers.client.ResumingLLMClient verl_vcpo.samplers.keeper.SamplerKeeper "

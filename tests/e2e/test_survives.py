@@ -10,7 +10,7 @@ from tests.e2e.calls_a_tool import CallsATool
 from tests.kit.own_method import written
 from tests.reliability.faults import FAULTS, FaultVerdict, order_of_rows, try_fault
 from verl_vcpo.common.step_lines import read_lines
-from verl_vcpo.loop.failed_prompts import MAX_ATTEMPTS
+from verl_vcpo.loop.prompts.failed_prompts import MAX_ATTEMPTS
 from verl_vcpo.report.run_log import ANSWERS, SKIPPED, SKIPPED_FILE, VAL_SKIPPED, read_metrics
 
 pytestmark = pytest.mark.e2e

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from verl_vcpo.loop import actor_watch
-from verl_vcpo.loop.actor_watch import ActorWatch
+from verl_vcpo.loop.processes import actor_watch
+from verl_vcpo.loop.processes.actor_watch import ActorWatch
 
 LIMIT_S = 20.0
 

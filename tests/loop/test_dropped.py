@@ -16,8 +16,8 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from tests.loop.test_replay_buffer import failed_prompts
-from verl_vcpo.loop.dropped import groups_without_signal, mask_dropped
-from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
+from verl_vcpo.loop.prompts.dropped import groups_without_signal, mask_dropped
+from verl_vcpo.loop.prompts.replay_buffer import LagKReplayBuffer
 from verl_vcpo.loop.trainer import LagKTrainer
 
 GROUPS = {

@@ -10,7 +10,7 @@ import transfer_queue.interface, zmq
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.utils.enum_utils import Role
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
-from verl_vcpo.loop.end_of_queue import end_queue
+from verl_vcpo.loop.processes.end_of_queue import end_queue
 
 silent = zmq.Context().socket(zmq.ROUTER)
 port = silent.bind_to_random_port("tcp://127.0.0.1")

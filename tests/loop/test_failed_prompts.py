@@ -9,7 +9,7 @@ import pytest
 from tests.loop.test_replay_buffer import buffer_with, failed_prompts
 from verl_vcpo.common.step_lines import read_lines
 from verl_vcpo.common.stored_tags import Failure
-from verl_vcpo.loop.failed_prompts import MAX_ATTEMPTS
+from verl_vcpo.loop.prompts.failed_prompts import MAX_ATTEMPTS
 from verl_vcpo.report.run_log import SKIPPED_FILE
 
 

@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
-from verl_vcpo.loop import long_work
 from verl_vcpo.loop import trainer as lag_k
-from verl_vcpo.loop.long_work import WORK, tell_of_long_work
+from verl_vcpo.loop.processes import long_work
+from verl_vcpo.loop.processes.long_work import WORK, tell_of_long_work
 from verl_vcpo.loop.trainer import LagKTrainer
 
 LIMIT_S = 20.0

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_vcpo.loop.prompt_groups import whole_groups_order
+from verl_vcpo.loop.prompts.prompt_groups import whole_groups_order
 
 
 def mini_batches(order: list[int], mini_batch_size: int, ranks: int) -> list[list[int]]:

@@ -11,15 +11,15 @@ from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from verl_vcpo.common.stored_tags import Failure
-from verl_vcpo.loop import deadlines, replay_buffer, withheld_prompts
-from verl_vcpo.loop.deadlines import (
+from verl_vcpo.loop.prompts import deadlines, replay_buffer, withheld_prompts
+from verl_vcpo.loop.prompts.deadlines import (
     OnDeadline,
     deadlines_hold,
     deadlines_without_oldest,
     resume_prompts,
 )
-from verl_vcpo.loop.failed_prompts import FailedPrompts
-from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
+from verl_vcpo.loop.prompts.failed_prompts import FailedPrompts
+from verl_vcpo.loop.prompts.replay_buffer import LagKReplayBuffer
 
 STORED = (("young", 3), ("older", 1), ("old", 2))
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.reliability.schedules import Schedule, ScheduleOutcome
 from tests.reliability.simulated_loop import run
-from verl_vcpo.loop import replay_buffer
+from verl_vcpo.loop.prompts import replay_buffer
 
 
 def outcome_of(seeds: range) -> ScheduleOutcome:

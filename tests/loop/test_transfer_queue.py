@@ -20,8 +20,8 @@ from recipe.fully_async_policy import main
 from recipe.fully_async_policy.launch import ray_access
 from verl_vcpo.actor.update.sequence_weights import SequenceWeight
 from verl_vcpo.common.stored_tags import PromptTags, prompt_of, tags_of, trajectories_of
-from verl_vcpo.loop.dropped import mask_dropped
-from verl_vcpo.loop.tba_replay import PARTITION, TBAReplay
+from verl_vcpo.loop.prompts.dropped import mask_dropped
+from verl_vcpo.loop.prompts.tba_replay import PARTITION, TBAReplay
 from verl_vcpo.report.batch_totals import RAW_REWARD
 from verl_vcpo.report.sample_log import SAMPLES, samples_of
 

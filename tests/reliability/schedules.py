@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from recipe.command_line import OneLineParser, run_command, whole_number
-from verl_vcpo.loop.deadlines import OnDeadline
+from verl_vcpo.loop.prompts.deadlines import OnDeadline
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from tests.reliability.schedules import Schedule, ScheduleOutcome  # noqa: E402
 from verl_vcpo.common import stored_tags  # noqa: E402
 from verl_vcpo.common.step_lines import read_lines  # noqa: E402
 from verl_vcpo.common.stored_tags import prompt_of  # noqa: E402
-from verl_vcpo.loop import failed_prompts, replay_buffer, withheld_prompts  # noqa: E402
 from verl_vcpo.loop import trainer as lag_k  # noqa: E402
-from verl_vcpo.loop.failed_prompts import MAX_ATTEMPTS  # noqa: E402
+from verl_vcpo.loop.prompts import failed_prompts, replay_buffer, withheld_prompts  # noqa: E402
+from verl_vcpo.loop.prompts.failed_prompts import MAX_ATTEMPTS  # noqa: E402
 from verl_vcpo.report.run_log import HEADLINES, SKIPPED, SKIPPED_FILE  # noqa: E402
 from verl_vcpo.samplers import agent_loop  # noqa: E402
 from verl_vcpo.samplers.agent_loop import LagKAgentLoopManager  # noqa: E402

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_vcpo.loop import worker_group
+from verl_vcpo.loop.processes import worker_group
 
 
 @pytest.mark.parametrize("given_out", [32768, 16384, 2048])

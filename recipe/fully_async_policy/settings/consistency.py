@@ -13,7 +13,7 @@ from recipe.fully_async_policy.settings.sampling import sampling
 from recipe.tasks.rows import SINGLE_TURN
 from verl_vcpo.common.truncated import Truncated
 from verl_vcpo.loop.checkpoint import NAME
-from verl_vcpo.loop.deadlines import OnDeadline
+from verl_vcpo.loop.prompts.deadlines import OnDeadline
 from verl_vcpo.samplers.kv_cache import KVCache
 
 _ENDLESS = 100_000

@@ -21,7 +21,7 @@ from recipe.tasks.reasoning_gym import LAST_NUMBER, TAGGED
 from verl_vcpo.actor.own_loss import is_own
 from verl_vcpo.common.on_failure import OnFailure
 from verl_vcpo.common.truncated import Truncated
-from verl_vcpo.loop.deadlines import OnDeadline
+from verl_vcpo.loop.prompts.deadlines import OnDeadline
 from verl_vcpo.samplers.kv_cache import KVCache
 
 TOOL_FORMATS = ("hermes", "gpt-oss", "qwen3_coder", "glm", "seed", "minimax", "kimi", "deepseek_v4", "gemma4")

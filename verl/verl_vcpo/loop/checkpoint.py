@@ -23,7 +23,7 @@ from verl_vcpo.common import held_folders
 from verl_vcpo.common.console import print_line
 from verl_vcpo.common.disk import why_not_written
 from verl_vcpo.common.whole_file import all_on_disk, write_whole
-from verl_vcpo.loop.long_work import telling
+from verl_vcpo.loop.processes.long_work import telling
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"global_step_\d+")

@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from verl_vcpo.loop.actor_watch import ActorWatch
-from verl_vcpo.loop.end_of_queue import end_queue
+from verl_vcpo.loop.processes.actor_watch import ActorWatch
+from verl_vcpo.loop.processes.end_of_queue import end_queue
 from verl_vcpo.loop.trainer import LagKTrainer  # registers the trainer
 from verl_vcpo.report.overview import finish
 from verl_vcpo.user_code.reward import bound_custom_reward, without_workers

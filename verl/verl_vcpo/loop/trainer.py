@@ -38,17 +38,18 @@ from verl_vcpo.common.run_id import run_in
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
 from verl_vcpo.dataset.curriculum import Curriculum
 from verl_vcpo.dataset.files import gone_on_with, keep_files_apart, with_shares
-from verl_vcpo.loop import checkpoint, withheld_prompts
+from verl_vcpo.loop import checkpoint
 from verl_vcpo.loop.computed_again import ComputedAgain
-from verl_vcpo.loop.deadlines import OnDeadline
-from verl_vcpo.loop.dropped import mask_dropped
-from verl_vcpo.loop.failed_prompts import FailedPrompts
 from verl_vcpo.loop.held_out import HeldOutTrainer
-from verl_vcpo.loop.long_work import tell_of_long_work, telling
-from verl_vcpo.loop.prompt_groups import first_mini_batch, keep_groups_whole, mini_batch_size, one_mini_batch
-from verl_vcpo.loop.replay_buffer import LagKReplayBuffer
-from verl_vcpo.loop.tba_replay import TBAReplay
-from verl_vcpo.loop.worker_group import kept_port
+from verl_vcpo.loop.processes.long_work import tell_of_long_work, telling
+from verl_vcpo.loop.processes.worker_group import kept_port
+from verl_vcpo.loop.prompts import withheld_prompts
+from verl_vcpo.loop.prompts.deadlines import OnDeadline
+from verl_vcpo.loop.prompts.dropped import mask_dropped
+from verl_vcpo.loop.prompts.failed_prompts import FailedPrompts
+from verl_vcpo.loop.prompts.prompt_groups import first_mini_batch, keep_groups_whole, mini_batch_size, one_mini_batch
+from verl_vcpo.loop.prompts.replay_buffer import LagKReplayBuffer
+from verl_vcpo.loop.prompts.tba_replay import TBAReplay
 from verl_vcpo.report import batch_totals
 from verl_vcpo.report.advice import Advisor
 from verl_vcpo.report.overview import Overview

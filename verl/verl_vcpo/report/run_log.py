@@ -23,7 +23,9 @@ SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"
 COMMAND_FILE = "command.txt"
 """The file in the run's folder with the command that started the run, for a shell."""
 SAMPLES_FILE = "samples.jsonl"  # in the run's folder: some of the responses (sample_log.py)
-SKIPPED_FILE = "skipped_prompts.jsonl"  # in the run's folder: prompts that were left out (loop/failed_prompts.py)
+SKIPPED_FILE = (
+    "skipped_prompts.jsonl"  # in the run's folder: prompts that were left out (loop/prompts/failed_prompts.py)
+)
 MODEL_FOLDER = "model"  # in the run's folder: the trained policy, for transformers and vLLM
 ACCURACIES = "val_accuracies"
 """The held-out accuracy of each data source, in lines that have a held-out accuracy."""

@@ -15,11 +15,11 @@ from verl_vcpo.common.console import print_line
 from verl_vcpo.common.data_rows import DataRow, data_row, in_order
 from verl_vcpo.common.stored_tags import PromptTags, Tag, clear_trajectories, prompt_of, sessions_of, trajectories_of
 from verl_vcpo.common.truncated import TRUNCATED, Truncated
-from verl_vcpo.loop import withheld_prompts
-from verl_vcpo.loop.deadlines import OnDeadline, deadlines_hold, deadlines_without_oldest, resume_prompts
-from verl_vcpo.loop.dropped import groups_without_signal
-from verl_vcpo.loop.failed_prompts import FailedPrompts
-from verl_vcpo.loop.filtered_groups import FilteredGroups
+from verl_vcpo.loop.prompts import withheld_prompts
+from verl_vcpo.loop.prompts.deadlines import OnDeadline, deadlines_hold, deadlines_without_oldest, resume_prompts
+from verl_vcpo.loop.prompts.dropped import groups_without_signal
+from verl_vcpo.loop.prompts.failed_prompts import FailedPrompts
+from verl_vcpo.loop.prompts.filtered_groups import FilteredGroups
 from verl_vcpo.report.run_log import SKIPPED
 
 _POLL_S = 0.05  # the shortest time between two looks for finished prompts

@@ -1,0 +1,1 @@
+"""The processes of the trainer: their ports, their deaths, their long work and their end."""
