@@ -30,8 +30,13 @@ from recipe.fully_async_policy.settings.errors import (
 from recipe.fully_async_policy.settings.own_files import CONFIG_DIR, Written, chooses_a_file
 from recipe.fully_async_policy.settings.values import TYPES
 
-_OLD = ("custom_reward_function", "reward_model", "sandbox_fusion")
-"""verl's former sections, which nothing reads any more: they are below `reward` now."""
+_OLD = {
+    "custom_reward_function": "give reward.{given}",
+    "sandbox_fusion": "give reward.{given}",
+    "reward_model.reward_manager": "give reward.reward_manager.name={value}",
+    "reward_model": "leave it out; the lag-k trainer has no devices for a reward model",
+}
+"""verl's former sections, which nothing reads any more, and what to do instead."""
 _OPEN = (
     *("model.override_config", "rollout.custom", "checkpoint_engine.engine_kwargs", "rollout.prometheus"),
     *("custom_reward_function.reward_kwargs", "reward.reward_kwargs", "teacher_models"),
@@ -110,8 +115,9 @@ def _is_below(name: str, sections: Iterable[str]) -> bool:
 
 def _why_nothing_reads(base: DictConfig, name: str, given: str) -> str | None:
     """Why nothing reads a setting that is written as `given`; None where something does. `base`: the package's own."""
-    if _is_below(name, _OLD):
-        return f"nothing reads it; give reward.{given.lstrip('+')}"
+    if old := next((section for section in _OLD if _is_below(name, [section])), None):
+        fix = _OLD[old].format(given=given.lstrip("+"), value=given.partition("=")[2] or "VALUE")
+        return f"nothing reads it; {fix}"
     parts = name.split(".")
     above = [".".join(parts[:depth]) for depth in range(1, len(parts))]
     if name in _of_presets() or _is_below(name, _READ_ELSEWHERE) or any(section.endswith(_OPEN) for section in above):

@@ -296,4 +296,7 @@ def _refused(config: DictConfig, name: str, words: str) -> SettingError:
     for section in (".".join(parts[:depth]) for depth in range(1, len(parts) + 1)):
         if OmegaConf.select(config, section, default=_ABSENT) is _ABSENT:
             return SettingError(f"{section}: is missing; leave ~{section} out, or give it a value")
+    value = OmegaConf.select(config, name)
+    if TYPES[name] is _TEXT and type(value) in (int, float):
+        return wrong(config, name, f"is read as a number; quote it: '{name}=\"{value}\"'")
     return wrong(config, name, TYPES[name][1].description or words)
