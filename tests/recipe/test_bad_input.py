@@ -40,6 +40,8 @@ WRONG = [
     ("custom_reward_function.path=a.py", "give reward.custom_reward_function.path=a.py"),
     ("+method=vcpo", "+method=vcpo: method is chosen already; leave it out, or give method=vcpo"),
     ("+task=gsm8k", "+task=gsm8k: task is chosen already; leave it out, or give task=gsm8k"),
+    ("hydra.run.dir=x", "hydra.run.dir=x: Hydra only composes here; leave it out; run_dir is the run's folder"),
+    ("hydra.searchpath=[file:///x]", "leave it out; run_dir is the run's folder, --config-dir a folder of presets"),
     ("~async.lag", "async.lag: is missing"),
     ("trainer.experiment_name=1128", "is read as a number; quote it: 'trainer.experiment_name=\"1128\"'"),
     ("async=3", "async=3"),

@@ -40,6 +40,9 @@ def composed(
         SettingError: overrides that cannot be read, a line for each; or else what Hydra says, in one line that names
             the setting and the fix.
     """
+    if of_hydra_itself := [given for given in overrides if re.match(r"[+~]*hydra[./]", given)]:
+        fix = "leave it out; run_dir is the run's folder, --config-dir a folder of presets"
+        raise all_that_is_wrong(SettingError(f"{given}: Hydra only composes here; {fix}") for given in of_hydra_itself)
     of_hydra = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
     try:
         return compose(overrides, folder), False
@@ -52,7 +55,7 @@ def composed(
 
 
 def _forced(overrides: list[str], folder: Path | None, base: Callable[[], DictConfig]) -> list[str]:
-    """The overrides with ++ before every setting, but for choices of presets and settings of Hydra's own."""
+    """The overrides with ++ before every setting, but for choices of presets."""
     groups = {given.lstrip("+").partition("=")[0] for given in overrides if given.startswith("+")}
     forced, errors = [], []
     for given in overrides:
@@ -67,7 +70,7 @@ def _forced(overrides: list[str], folder: Path | None, base: Callable[[], DictCo
             errors.append(SettingError(f"{given}: {_with_comma(name, value, _known(base))}"))
         elif name in _NOT_CHOSEN and name not in groups and isinstance(override.value(), str):
             errors.append(SettingError(f"{given}: write +{given}"))
-        elif override.is_delete() or _chooses(override, folder) or name.startswith("hydra."):
+        elif override.is_delete() or _chooses(override, folder):
             forced.append(given)
         else:
             forced.append(f"++{given.lstrip('+')}")
