@@ -6,7 +6,6 @@
     cost/        what a step with gradient norms costs (steps), its layers (layers), and a whole run (overhead)
     paper_tables/    the paper's tables with the real stack: is VCPO as accurate as synchronous training, in less time?
     long_responses   does the step follow the lag where sampler and trainer differ in arithmetic?
-    real_parts       have the weights of a real run the parts that the step assumes?
 
 A question that is answered and that nobody asks again leaves. Its page keeps the numbers, and names a commit that has
 the program.
