@@ -50,6 +50,14 @@ def test_files_of_a_curriculum(asked: dict[str, str]) -> None:
     assert (single.data.levels, single.data.shares, len(single.data.train_files)) == (None, None, 1)
 
 
+def test_a_preset_of_one_task_gets_others(asked: dict[str, str]) -> None:
+    more = {"reasoning_gym.tasks": "{gcd: 1}", "reasoning_gym.difficulty": "{chain_sum: {allow_negation: true}}"}
+    config = composed({**asked, "+task": "sums", **more})
+    assert config.reasoning_gym.tasks == {"chain_sum": 1, "gcd": 1}
+    assert config.reasoning_gym.difficulty.chain_sum.allow_negation
+    assert config.reasoning_gym.difficulty.chain_sum.max_digits == 1, "the preset's"
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

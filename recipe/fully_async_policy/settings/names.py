@@ -41,6 +41,7 @@ _OPEN = (
     *("model.override_config", "rollout.custom", "checkpoint_engine.engine_kwargs", "rollout.prometheus"),
     *("custom_reward_function.reward_kwargs", "reward.reward_kwargs", "teacher_models"),
     *("nsys.controller_nsight_options", "nsys.worker_nsight_options", "sampler.sampler_kwargs"),
+    *("reasoning_gym.tasks", "reasoning_gym.difficulty"),
 )
 """Sections, by the end of their names, whose names are free: somebody else's, or the user's own."""
 _READ_ELSEWHERE = (
