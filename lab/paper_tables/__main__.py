@@ -22,7 +22,7 @@ import pandas as pd
 
 from lab.paper_tables import report, rows
 from lab.paper_tables.runs import is_finished, make
-from lab.paper_tables.tasks import TASKS, Run, planned
+from lab.paper_tables.tasks import TASKS, PlannedRun, planned
 from lab.stability.report import show_tables
 from recipe.command_line import OneLineParser, run_command, whole_number
 
@@ -95,7 +95,7 @@ def _rows(arguments: argparse.Namespace, out: Path) -> tuple[pd.DataFrame, list[
     return report.with_speed_ups(every), failures
 
 
-def _of_the_plan(known: Sequence[dict[str, Any]], plan: Sequence[Run]) -> list[dict[str, Any]]:
+def _of_the_plan(known: Sequence[dict[str, Any]], plan: Sequence[PlannedRun]) -> list[dict[str, Any]]:
     """Return the known runs that are of the plan, and say how many are not."""
     names = {(run.task.name, *run.case, run.seed) for run in plan}
     kept = [row for row in known if tuple(row[name] for name in rows.RUN) in names]
@@ -107,7 +107,7 @@ def _of_the_plan(known: Sequence[dict[str, Any]], plan: Sequence[Run]) -> list[d
     return kept
 
 
-def _unknown(runs: Sequence[Run], known: Sequence[dict[str, Any]], so_far: bool) -> list[Run]:
+def _unknown(runs: Sequence[PlannedRun], known: Sequence[dict[str, Any]], so_far: bool) -> list[PlannedRun]:
     """Return the runs that are not known. Raises ValueError where runs are to be made beside one of other settings."""
     of = {tuple(row[name] for name in rows.RUN): row["settings"] for row in known}
     left = []

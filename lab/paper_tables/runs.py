@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lab.paper_tables.rows import settings_of
-from lab.paper_tables.tasks import Run
+from lab.paper_tables.tasks import PlannedRun
 from recipe.fully_async_policy.launch.processes import sigterm_is_ctrl_c
 from verl_vcpo.report.run_log import COMMAND_FILE, METRICS_FILE, SUMMARY_FILE, last_step
 
@@ -18,7 +18,7 @@ PROGRAM = (sys.executable, "-m", "recipe.fully_async_policy.main")
 _POLL_S = 1.0
 
 
-def is_finished(run: Run, out: Path) -> bool:
+def is_finished(run: PlannedRun, out: Path) -> bool:
     """Return True if the run's folder below `out` has the finished run.
 
     Raises:
@@ -32,7 +32,7 @@ def is_finished(run: Run, out: Path) -> bool:
     return True
 
 
-def make(runs: Sequence[Run], out: Path) -> list[str]:
+def make(runs: Sequence[PlannedRun], out: Path) -> list[str]:
     """Make the runs that `out` lacks, one after the other; a line for each that failed. All others are made, too.
 
     Raises:
@@ -58,7 +58,7 @@ def make(runs: Sequence[Run], out: Path) -> list[str]:
     return failures
 
 
-def _make(run: Run, out: Path, more: list[str], which: str) -> str | None:
+def _make(run: PlannedRun, out: Path, more: list[str], which: str) -> str | None:
     """Make one run under a bar of its steps. Return None, or one line that says how the run failed."""
     folder = (out / run.name).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)

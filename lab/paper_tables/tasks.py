@@ -142,7 +142,7 @@ TASKS = {
 """By name, in the order of the paper's tables."""
 
 
-class Run(NamedTuple):
+class PlannedRun(NamedTuple):
     """One run of a table."""
 
     task: Task
@@ -173,7 +173,7 @@ class Run(NamedTuple):
         ]
 
 
-def planned(names: Sequence[str], quick: bool, seeds: Sequence[int] | None) -> list[Run]:
+def planned(names: Sequence[str], quick: bool, seeds: Sequence[int] | None) -> list[PlannedRun]:
     """Return the runs of these tasks in the order in which they are made: all cases with one seed, then the next.
 
     Args:
@@ -183,7 +183,7 @@ def planned(names: Sequence[str], quick: bool, seeds: Sequence[int] | None) -> l
     of = {task.name: seeds or task.seeds[: 1 if quick else None] for task in tasks}
     every = sorted({seed for found in of.values() for seed in found})
     return [
-        Run(task, case, seed, quick)
+        PlannedRun(task, case, seed, quick)
         for seed in every
         for task in tasks
         for case in task.cases[: 2 if quick else None]
