@@ -99,10 +99,9 @@ def _accuracy(axis: "Axes", runs: list[ReportedRun], palette: list[Any]) -> None
         steps, accuracies = [step for step, _ in run.own_accuracies], [accuracy for _, accuracy in run.own_accuracies]
         label = "held out" if alone else run.label + ("" if run.finished else " (unfinished)")
         axis.plot(steps, accuracies, marker="o", markersize=4, color=colour, label=label)
-        if beside := run.evaluations:
+        if beside := run.beside:
             axis.plot(
-                [result.step for result in beside],
-                [result.accuracy for result in beside],
+                *zip(*beside, strict=True),
                 **_BESIDE,
                 color=colour,
                 label="held out, evaluated beside" if alone else None,

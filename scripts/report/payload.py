@@ -72,7 +72,7 @@ def _run(run: ReportedRun, label: str) -> dict[str, Any]:
         "validations": [
             [step, _rounded(accuracy), _rounded(error_of(run, accuracy))] for step, accuracy in run.own_accuracies
         ],
-        "evaluations": [[result.step, _rounded(result.accuracy)] for result in run.evaluations],
+        "evaluations": [[_rounded(step), _rounded(accuracy)] for step, accuracy in run.beside],
         "validations_of_each": {
             source: [[step, _rounded(accuracy)] for step, accuracy in points]
             for source, points in run.accuracies_of_each.items()

@@ -105,6 +105,16 @@ class ReportedRun:
         return sorted((beside | dict(self.own_accuracies)).items())
 
     @property
+    def beside(self) -> list[tuple[float, float]]:
+        """(step, held-out accuracy) of each evaluation; NaN between two whose settings differ, which no line joins."""
+        points: list[tuple[float, float]] = []
+        for before, result in zip([None, *self.evaluations], self.evaluations, strict=False):
+            if before is not None and before.settings != result.settings:
+                points.append((math.nan, math.nan))
+            points.append((result.step, result.accuracy))
+        return points
+
+    @property
     def accuracies_of_each(self) -> dict[str, list[tuple[int, float | None]]]:
         """`accuracies` of each data source, where there are several."""
         sources = _by_source(self.lines, self._as_the_run())

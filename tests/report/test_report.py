@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -141,15 +142,18 @@ def test_evaluations_beside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for step, share, as_the_run in ((0, 0.9, True), (2, 0.55, True), (3, 0.8, False)):
         (place := results.folder(folder, step)).mkdir(parents=True)
-        results.write(results.Evaluation(step, {"math-500": share}, 100, as_the_run, {}, "model", 1), place)
+        settings = {"data.val_max_samples": None if as_the_run else 9}
+        results.write(results.Evaluation(step, {"math-500": share}, 100, as_the_run, settings, "model", 1), place)
     run = read_run(folder)
     assert run.accuracies == [(0, 0.4), (2, 0.55)] and run.cost_of(0.5) == (2, 2 * 8)
     assert "ended at 55.0 ± 5.0 % from 40.0 ± 4.9 % in 2 steps" in outcome([run])
     (shown,) = make([run])["runs"]
     assert [v[:2] for v in shown["validations"]] == [[0, 0.4]]
-    assert shown["evaluations"] == [[0, 0.9], [2, 0.55], [3, 0.8]]
+    assert shown["evaluations"] == [[0, 0.9], [2, 0.55], [None, None], [3, 0.8]], "no line joins the last two"
     curves = {line.get_label(): [*line.get_xdata()] for line in drawn([folder], monkeypatch).axes[0].lines}
-    assert curves["held out"] == [0] and curves["held out, evaluated beside"] == [0, 2, 3]
+    assert curves["held out"] == [0] and curves["held out, evaluated beside"] == pytest.approx(
+        [0, 2, math.nan, 3], nan_ok=True
+    )
 
 
 def test_the_files(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
