@@ -42,7 +42,7 @@ WRONG = {
         (GOOD + below("optim", "lr: 1e-3"), f":8: optim: there is no such setting; did you mean {ACTOR}.optim?"),
         (GOOD + below("", "train_batch_size: 8"), ":8: train_batch_size: there is no such setting; did you mean data."),
         (GOOD + below("actor_rollout_ref", "lr: 1e-3"), f"did you mean {ACTOR}.optim.lr?"),
-        (GOOD + below("reward_model", "enable: true"), ":8: reward_model: nothing reads it; leave it out; the lag-k"),
+        (GOOD + below("reward_model", "enable: true"), ":9: reward_model.enable: nothing reads it; leave it out"),
         (GOOD + "trainer: 5\n", ":8: trainer=5: is a section of settings, and no value"),
         (GOOD + below("data.x", "a: 1").removeprefix("data:\n"), ":8: data.x: there is no such setting"),
         (GOOD + "  seed:\n    of: 1\n", ":9: data.seed.of: data.seed is one value, 1, and no section of settings"),

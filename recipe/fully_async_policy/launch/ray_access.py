@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from recipe.fully_async_policy.settings.errors import SettingError
-from recipe.fully_async_policy.settings.run_folder import disk_of
 from recipe.fully_async_policy.settings.variables import cluster_address
 from verl_vcpo.common import start_up
+from verl_vcpo.common.disk import disk_of
 from verl_vcpo.common.run_folder import private_folder, run_folder
 
 LOOPBACK = {

@@ -241,7 +241,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("reasoning_gym",),
-        lambda config: "tasks" in (config.get("reasoning_gym") or ()),
+        lambda config: "levels" in (config.get("reasoning_gym") or ()),
         "only a task of reasoning-gym reads it (+task=reasoning_gym, +task=sums)",
     ),
     Rule(

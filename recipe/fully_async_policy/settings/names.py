@@ -33,7 +33,12 @@ from recipe.fully_async_policy.settings.values import TYPES
 _OLD = {
     "custom_reward_function": "give reward.{given}",
     "sandbox_fusion": "give reward.{given}",
+    "reward_model.num_workers": "give reward.num_workers={value}",
+    "reward_model.reward_kwargs": "give reward.{below}",
     "reward_model.reward_manager": "give reward.reward_manager.name={value}",
+    "reward_model.reward_loop_source": "give reward.reward_manager.source={value}",
+    "reward_model.reward_loop_module_path": "give reward.reward_manager.module.path={value}",
+    "reward_model.reward_loop_class_name": "give reward.reward_manager.module.name={value}",
     "reward_model": "leave it out; the lag-k trainer has no devices for a reward model",
 }
 """verl's former sections, which nothing reads any more, and what to do instead."""
@@ -41,9 +46,10 @@ _OPEN = (
     *("model.override_config", "rollout.custom", "checkpoint_engine.engine_kwargs", "rollout.prometheus"),
     *("custom_reward_function.reward_kwargs", "reward.reward_kwargs", "teacher_models"),
     *("nsys.controller_nsight_options", "nsys.worker_nsight_options", "sampler.sampler_kwargs"),
-    *("reasoning_gym.tasks", "reasoning_gym.difficulty"),
 )
 """Sections, by the end of their names, whose names are free: somebody else's, or the user's own."""
+_OF_REASONING_GYM = ("reasoning_gym.tasks", "reasoning_gym.difficulty")
+"""Sections whose names reasoning-gym has, where a preset has them."""
 _READ_ELSEWHERE = (
     *("data.gen_batch_size", "data.limit_images", "data.video_key", "reward.reward_kwargs", "reward.timeout"),
     *("reward.custom_reward_function.reward_kwargs", "trainer.checkpoint_callback_class"),
@@ -100,7 +106,11 @@ def check_known(
             added += (name for name in names if not without_effect(config, name))
     errors: dict[str, SettingError] = {}
     whole = base() if added else config
+    if "levels" in (config.get("reasoning_gym") or ()):
+        added = [name for name in added if not _is_below(name, _OF_REASONING_GYM)]
     for name in added:
+        if name in _OLD and any(other != name and _is_below(other, [name]) for other in added):
+            continue  # its settings have hints of their own
         if not _is_below(name, errors) and (why := _why_nothing_reads(whole, name, given[name])):
             errors[name] = SettingError(f"{given[name]}: {why}")
     for name in given:
@@ -117,7 +127,9 @@ def _is_below(name: str, sections: Iterable[str]) -> bool:
 def _why_nothing_reads(base: DictConfig, name: str, given: str) -> str | None:
     """Why nothing reads a setting that is written as `given`; None where something does. `base`: the package's own."""
     if old := next((section for section in _OLD if _is_below(name, [section])), None):
-        fix = _OLD[old].format(given=given.lstrip("+"), value=given.partition("=")[2] or "VALUE")
+        plain = given.lstrip("+")
+        value = plain.removeprefix(f"{name}=") if plain.startswith(f"{name}=") else "VALUE"
+        fix = _OLD[old].format(given=plain, below=plain.removeprefix("reward_model."), value=value)
         return f"nothing reads it; {fix}"
     parts = name.split(".")
     above = [".".join(parts[:depth]) for depth in range(1, len(parts))]

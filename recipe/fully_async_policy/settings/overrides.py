@@ -40,7 +40,7 @@ def composed(
         SettingError: overrides that cannot be read, a line for each; or else what Hydra says, in one line that names
             the setting and the fix.
     """
-    if of_hydra_itself := [given for given in overrides if re.match(r"[+~]*hydra[./]", given)]:
+    if of_hydra_itself := [given for given in overrides if re.match(r"[+~]*hydra([./@=]|$)", given)]:
         fix = "leave it out; run_dir is the run's folder, --config-dir a folder of presets"
         raise all_that_is_wrong(SettingError(f"{given}: Hydra only composes here; {fix}") for given in of_hydra_itself)
     of_hydra = (HydraException, OmegaConfBaseException, YAMLError, ValueError)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.fully_async_policy.settings.errors import SettingError, first_line, wrong
 from recipe.fully_async_policy.settings.model import parameters
 from verl_vcpo.common import held_folders
+from verl_vcpo.common.disk import disk_of
 from verl_vcpo.common.run_id import run_in
 from verl_vcpo.common.whole_file import is_free
 from verl_vcpo.loop.checkpoint import damage
@@ -173,9 +174,3 @@ def _checkpoints(config: DictConfig) -> int:
     if trainer.resume_mode != "disable" or not trainer.total_training_steps:
         return 1
     return math.ceil(trainer.total_training_steps / trainer.save_freq)
-
-
-def disk_of(folder: str | Path) -> Path:
-    """The first folder above that is there."""
-    path = Path(folder).absolute()
-    return next(above for above in (path, *path.parents) if above.exists())

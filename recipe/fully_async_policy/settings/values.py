@@ -297,6 +297,6 @@ def _refused(config: DictConfig, name: str, words: str) -> SettingError:
         if OmegaConf.select(config, section, default=_ABSENT) is _ABSENT:
             return SettingError(f"{section}: is missing; leave ~{section} out, or give it a value")
     value = OmegaConf.select(config, name)
-    if TYPES[name] is _TEXT and type(value) in (int, float):
-        return wrong(config, name, f"is read as a number; quote it: '{name}=\"{value}\"'")
+    if TYPES[name] is _TEXT and type(value) in (int, float, bool):
+        return wrong(config, name, f"is read as no text; quote it: '{name}=\"...\"'")
     return wrong(config, name, TYPES[name][1].description or words)

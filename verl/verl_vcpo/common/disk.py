@@ -1,4 +1,4 @@
-"""Why a file system takes no file, in words: most libraries name neither the cause nor the place."""
+"""The disk of a folder, and why it takes no file, in words: most libraries name neither the cause nor the place."""
 
 import errno
 import os
@@ -12,6 +12,12 @@ _CAUSES = {
 }
 
 
+def disk_of(folder: str | Path) -> Path:
+    """The first folder above that is there."""
+    path = Path(folder).absolute()
+    return next(above for above in (path, *path.parents) if above.exists())
+
+
 def why_not_written(place: Path, error: BaseException) -> str:
     """Return what `place` has, to follow the words "PLACE has": `12 MB free, no inode for another file (REASON)`.
 
@@ -22,7 +28,7 @@ def why_not_written(place: Path, error: BaseException) -> str:
     error = getattr(error, "cause", None) or error
     reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
     try:
-        found = os.statvfs(next(above for above in (place.absolute(), *place.absolute().parents) if above.is_dir()))
+        found = os.statvfs(disk_of(place))
     except OSError as unknown:
         return f"a file system that cannot be read: {unknown.strerror} ({reason})"
     words = [f"{found.f_bavail * found.f_frsize / 1e6:.0f} MB free"]
