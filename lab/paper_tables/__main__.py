@@ -1,9 +1,9 @@
 """The paper's tables with the real stack on a laptop: `python -m lab.paper_tables [--quick] [--only TASK...]`.
 
 Trains each task synchronously, with VCPO at a lag, and without a correction at that lag; prints accuracy, steps, hours
-and speed-up beside the paper's rows. All runs take hours; --quick makes one seed of shorter runs. Finished runs are
-kept in --out: the same command goes on where it was stopped, and makes again what failed. A kept run is of the code
-that made it: give another --out after a change. --out gets
+and speed-up beside the paper's rows. All runs take hours; --quick makes one seed of shorter runs of Countdown and with
+tools, in 20 minutes. Finished runs are kept in --out: the same command goes on where it was stopped, and makes again
+what failed. A kept run is of the code that made it: give another --out after a change. --out gets
 
 paper_tables.csv    a line for each run
 paper_tables.png    accuracy over time
@@ -22,7 +22,7 @@ import pandas as pd
 
 from lab.paper_tables import report, rows
 from lab.paper_tables.runs import is_finished, make
-from lab.paper_tables.tasks import TASKS, PlannedRun, planned
+from lab.paper_tables.tasks import QUICK, TASKS, PlannedRun, planned
 from lab.stability.report import show_tables
 from recipe.command_line import OneLineParser, run_command, whole_number
 
@@ -30,8 +30,10 @@ from recipe.command_line import OneLineParser, run_command, whole_number
 def main(argv: list[str] | None = None) -> int:
     """Make, show and write. Return the exit code: 2 where a folder or a file cannot be used, 1 where a run failed."""
     parser = OneLineParser(prog="python -m lab.paper_tables", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=TASKS, default=[*TASKS], metavar="TASK", help=", ".join(TASKS))
-    parser.add_argument("--quick", action="store_true", help="one seed, shorter runs, without those of `none`")
+    parser.add_argument("--only", nargs="+", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument(
+        "--quick", action="store_true", help=f"one seed, shorter runs, of {' and '.join(QUICK)}, not of `none`"
+    )
     parser.add_argument("--seeds", nargs="+", type=whole_number(0), metavar="N", help="default: each task's own")
     parser.add_argument(
         "--out", type=Path, help="default: outputs/paper-tables, with --quick outputs/paper-tables-quick"
@@ -53,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     out = arguments.out or Path(f"outputs/paper-tables{'-quick' if arguments.quick else ''}")
+    arguments.only = arguments.only or (QUICK if arguments.quick else [*TASKS])
     try:
         found, failures = _rows(arguments, out)
     except (OSError, ValueError, RuntimeError) as error:

@@ -143,6 +143,9 @@ TASKS = {
 }
 """By name, in the order of the paper's tables."""
 
+QUICK = ("countdown", "tools")
+"""The tasks of `--quick`: their first policies are made here, in minutes."""
+
 
 class PlannedRun(NamedTuple):
     """One run of a table."""
