@@ -130,6 +130,9 @@ def test_a_process_whose_id_an_earlier_one_had_is_found(monkeypatch: pytest.Monk
     """psutil keeps what it knows of an id, and refuses to end another process that has the id now."""
     sleeper = subprocess.Popen(["sleep", "60"], env={**os.environ, RUN_ID_VARIABLE: "c0ffee"})
     earlier = psutil.Process(sleeper.pid)
+    deadline = time.monotonic() + 30
+    while RUN_ID_VARIABLE not in earlier.environ() and time.monotonic() < deadline:
+        time.sleep(0.01)  # some kernels show a new program's variables a moment after it has begun
     earlier._ident = sleeper.pid, 0.0
     monkeypatch.setattr(psutil, "_pmap", {sleeper.pid: earlier})
     (found,) = processes_of("c0ffee")
