@@ -41,7 +41,8 @@ _OLD = {
     "reward_model.reward_loop_class_name": "give reward.reward_manager.module.name={value}",
     "reward_model": "leave it out; the lag-k trainer has no devices for a reward model",
 }
-"""verl's former sections, which nothing reads any more, and what to do instead."""
+"""verl's former sections and settings, which nothing reads any more, and what to do instead: `given` is the setting as
+the user wrote it, `below` the same without `reward_model.`, `value` its value."""
 _OPEN = (
     *("model.override_config", "rollout.custom", "checkpoint_engine.engine_kwargs", "rollout.prometheus"),
     *("custom_reward_function.reward_kwargs", "reward.reward_kwargs", "teacher_models"),
@@ -106,11 +107,10 @@ def check_known(
             added += (name for name in names if not without_effect(config, name))
     errors: dict[str, SettingError] = {}
     whole = base() if added else config
-    if "levels" in (config.get("reasoning_gym") or ()):
-        added = [name for name in added if not _is_below(name, _OF_REASONING_GYM)]
+    added = [name for name in added if not _is_below(name, _OF_REASONING_GYM) or without_effect(config, name)]
     for name in added:
         if name in _OLD and any(other != name and _is_below(other, [name]) for other in added):
-            continue  # its settings have hints of their own
+            continue  # the settings below a former section have hints of their own
         if not _is_below(name, errors) and (why := _why_nothing_reads(whole, name, given[name])):
             errors[name] = SettingError(f"{given[name]}: {why}")
     for name in given:
