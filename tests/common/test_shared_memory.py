@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,9 +64,19 @@ def test_who_has_it_need_not_be_in_proc(file: SharedMemory, has: str, monkeypatc
     with subprocess.Popen([sys.executable, "-c", code, file.path], stdin=-1, stdout=-1) as other:
         assert other.stdin and other.stdout and other.stdout.readline()
         monkeypatch.setattr(psutil, "process_iter", lambda: iter(()))
-        remove_unused({file})
+        remove_unused({file}, wait_s=0.0)
         assert os.path.exists(file.path) == (has != "nothing")
         other.stdin.close()
+
+
+def test_a_file_goes_once_the_kernel_has_ended_who_had_it(file: SharedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a killed process that /proc no longer shows, and whose memory the kernel is still taking away."""
+    monkeypatch.setattr(psutil, "process_iter", lambda: iter(()))
+    with open(file.path, "rb") as had:
+        ending = threading.Timer(0.5, had.close)
+        ending.start()
+        remove_unused({file})
+        assert had.closed and not os.path.exists(file.path)
 
 
 def test_another_file_of_the_same_name_stays(file: SharedMemory) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import psutil
 
 FOLDER = "/dev/shm/"
+_EXIT_S, _POLL_S = 5.0, 0.05
 _OF_PACKAGES = re.compile(
     r"vcpo-.+|verl_weights_\w{32}|vllm_(offload|ec)_.+\.mmap"
     r"|psm_\w{8,}|sem\.(mp|loky)-.+|torch_\d+_\d+_\d+"  # Python's multiprocessing, joblib, torch
@@ -60,16 +62,22 @@ def made_by(processes: Iterable[psutil.Process]) -> set[SharedMemory]:
     return {file for file in mapped if _OF_PACKAGES.fullmatch(file.path.removeprefix(FOLDER))}
 
 
-def remove_unused(candidates: set[SharedMemory]) -> None:
+def remove_unused(candidates: set[SharedMemory], wait_s: float = _EXIT_S) -> None:
     """Remove those of the files that no process but this one has mapped, or opened: in any container of this machine.
 
-    The processes of other containers are not in /proc here, although a container may have the host's /dev/shm.
+    The processes of other containers are not in /proc here, although a container may have the host's /dev/shm. A killed
+    process is gone from /proc some time before the kernel takes its memory away: files in use are tried for `wait_s`.
     """
-    others = mapped_by(process for process in psutil.process_iter() if process.pid != os.getpid())
-    own = mapped_by([psutil.Process()])
-    for file in candidates - others:
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            _remove(file, ask_the_kernel=file not in own)
+    deadline = time.monotonic() + wait_s
+    while candidates := candidates & files():
+        others = mapped_by(process for process in psutil.process_iter() if process.pid != os.getpid())
+        own = mapped_by([psutil.Process()])
+        for file in candidates - others:
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                _remove(file, ask_the_kernel=file not in own)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_POLL_S)
 
 
 def _remove(file: SharedMemory, ask_the_kernel: bool) -> None:
