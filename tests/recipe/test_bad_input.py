@@ -48,7 +48,7 @@ WRONG = [
     ("hydra={run:{dir:x}}", "hydra={run:{dir:x}}: Hydra only composes here"),
     ("hydra.searchpath=[file:///x]", "leave it out; run_dir is the run's folder, --config-dir a folder of presets"),
     ("~async.lag", "async.lag: is missing"),
-    ("trainer.experiment_name=1128", "is read as no text; quote it: 'trainer.experiment_name=\"...\"'"),
+    ("trainer.experiment_name=1128", "is not read as text; quote it: 'trainer.experiment_name=\"...\"'"),
     ("async=3", "async=3"),
     # parts of verl that the lag-k trainer does not have
     ("model_engine=dp", "model_engine=dp: the lag-k trainer is built on Megatron alone; set it to megatron"),
@@ -202,6 +202,7 @@ WRONG = [
     ("data.custom_cls.path=no.py", "data.custom_cls.path=no.py: no such file; give the file of the dataset's class"),
     ("data.train_files=nowhere.parquet", "data.train_files=nowhere.parquet: no such file"),
     ("data.train_files=/nowhere/*.parquet", "data.train_files=/nowhere/*.parquet: no file matches"),
+    ("data.train_files=7", "data.train_files=7: give a file, or a list of files"),
     ("data.train_files=/etc", "data.train_files=/etc: is a folder; name its files, such as '/etc/*.parquet'"),
     ("data.train_files=/etc/hostname", "data.train_files=/etc/hostname: verl reads files named .parquet"),
     ("data.val_files=[]", "data.val_files=[]: give at least one file"),

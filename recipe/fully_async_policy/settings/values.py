@@ -76,6 +76,7 @@ _SHARE = _a(float, "give a share above 0, at most 1", gt=0, le=1)
 _ALL = _a(Annotated[int, Field(ge=1)] | Literal[-1], "give a whole number of at least 1, or -1 for all")
 _NEVER = _a(Annotated[int, Field(ge=1)] | Literal[-1], "give a whole number of at least 1, or -1 for never")
 _SHARES = _a(list[Annotated[float, Field(gt=0)]], "give a share above 0 of each train file, [0.7,0.3]", min_length=1)
+_FILES = _a(str | list[str] | None, "give a file, or a list of files, [a.parquet,b.parquet]")
 _BETA = Annotated[float, Field(ge=0, lt=1)]
 _MEGATRON = _one_of("megatron", why="the lag-k trainer is built on Megatron alone")
 _ALL_TOKENS = "the policy's log-probs are over all tokens"
@@ -132,6 +133,7 @@ TYPES: dict[str, Any] = {
     **_each(_FLAG, "async", "deterministic exact_lag"),
     # the prompts
     "data.train_batch_size": _a(int, "give the prompts of an update, a whole number of at least 1", ge=1),
+    **_each(_FILES, "data", "train_files val_files"),
     **_each(_COUNT, "data", "max_prompt_length max_response_length"),
     **_each(_or_null(_COUNT), "data", "val_batch_size filter_overlong_prompts_workers"),
     **_each(_ALL, "data", "train_max_samples val_max_samples"),
@@ -298,5 +300,5 @@ def _refused(config: DictConfig, name: str, words: str) -> SettingError:
             return SettingError(f"{section}: is missing; leave ~{section} out, or give it a value")
     value = OmegaConf.select(config, name)
     if TYPES[name] is _TEXT and type(value) in (int, float, bool):
-        return wrong(config, name, f"is read as no text; quote it: '{name}=\"...\"'")
+        return wrong(config, name, f"is not read as text; quote it: '{name}=\"...\"'")
     return wrong(config, name, TYPES[name][1].description or words)
