@@ -13,7 +13,7 @@
 #SBATCH --output=slurm-%j.log
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-source .venv/bin/activate
+source "${VENV:-.venv}/bin/activate"
 export RAY_AUTH_MODE=token HF_HUB_OFFLINE=1 CUDA_DEVICE_MAX_CONNECTIONS=1 # the token: docs/guide/cluster.md, "Several nodes"
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # srun takes no --cpus-per-task from its job
 loggers=tensorboard # tensorboard,wandb: W&B too, after `wandb login`, or with WANDB_MODE=offline
@@ -35,4 +35,4 @@ bash recipe/fully_async_policy/shell/vcpo/math/vcpo_k=10.sh run_dir=/shared/runs
   trainer.save_freq=25 trainer.max_actor_ckpt_to_keep=2 trainer.resume_mode=auto "trainer.logger=[$loggers]" &
 run=$!
 trap 'kill -TERM "$run"' TERM # SLURM's warning: the run ends cleanly, and the next job goes on from its last checkpoint
-wait "$run"
+wait "$run" || wait "$run" # the trap ends the first wait, and SLURM ends all that this script leaves

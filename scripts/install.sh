@@ -18,7 +18,9 @@ source scripts/install_steps.sh
 # The folder counts too: an editable install, and a virtual environment, hold absolute paths.
 digest() { { pwd -P; cat requirements/*.lock requirements/*.txt setup.py pyproject.toml verl/pyproject.toml sandbox/pyproject.toml; } | sha256sum | cut -d' ' -f1; }
 
+gpu=0
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
+  gpu=1
   echo "install: a CUDA GPU is visible; this is the CPU environment. GPU runs use that of scripts/install_gpu.sh: docs/guide/cluster.md"
 fi
 
@@ -28,6 +30,15 @@ if [[ -f "$STAMP" ]] && fits .venv/bin/python && [[ "$(cat "$STAMP")" == "$(dige
   exit 0
 fi
 
+refuse() {
+  echo "install: $1" >&2
+  rm -f "$LOG" "$LOG.pip"
+  exit 2
+}
+
+if compgen -G '.venv/lib/python3.*/site-packages/vllm-[0-9]*.dist-info' >/dev/null; then
+  refuse ".venv has the GPU environment of scripts/install_gpu.sh, which CPU packages would break: move it away, or take another checkout"
+fi
 environment .venv
 rm -f "$STAMP"
 python=.venv/bin/python
@@ -39,6 +50,9 @@ if ! PIP_LOG=$LOG.pip locked $python $TORCH_CPU; then
   fi
   # pip's words for a version that no index has; the second where pip has a constraint for torch.
   grep -q 'No matching distribution found for torch==\|ResolutionImpossible' "$LOG" || failed "packages of $TORCH_CPU"
+  if ((gpu)); then
+    refuse "a CPU run on a machine with a GPU needs torch's CPU build, which none of pip's indexes has: set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index (pytorch.org)"
+  fi
   echo "install: none of pip's indexes has torch's CPU build for this Python: PyPI's is taken, which needs no GPU (2.5 GB to download instead of 0.2)"
   locked $python $TORCH_PYPI || failed "packages of $TORCH_PYPI"
 fi

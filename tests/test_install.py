@@ -45,16 +45,7 @@ esac
     ],
 )
 def test_a_machine_with_less(missing: str, by_uv: list[str], by_pip: list[str], says: str, tmp_path: Path) -> None:
-    for name in ("scripts", "requirements", "setup.py", "pyproject.toml", "verl/pyproject.toml"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
-    (tmp_path / "sandbox").mkdir()
-    (tmp_path / "sandbox/pyproject.toml").touch()
-    (python := tmp_path / "python").write_text(PYTHON)
-    python.chmod(0o755)
-    machine = {"PYTHON": str(python), "CALLS": f"{tmp_path}/calls", "MISSING": missing, "TMPDIR": str(tmp_path)}
-    command = ["bash", tmp_path / "scripts/install.sh"]
-    done = subprocess.run(command, env=os.environ | machine, capture_output=True, text=True, timeout=60)
+    done = install(tmp_path, MISSING=missing)
     assert done.returncode == (missing in ("hash", "net torch", "http torch")), done.stderr
     assert says in done.stdout + done.stderr
     calls = [line for line in (tmp_path / "calls").read_text().splitlines() if " -r " in line or " -e " in line]
@@ -66,6 +57,41 @@ def test_a_machine_with_less(missing: str, by_uv: list[str], by_pip: list[str], 
         return ["setuptools" if name.startswith("tmp.") else name for name in names]
 
     assert (installed("scripts.uv_pip"), installed("-m pip install")) == (by_uv, by_pip)
+
+
+def test_a_machine_with_a_gpu_gets_torchs_build_for_cpus_alone(tmp_path: Path) -> None:
+    """PyPI's build for CUDA would find the GPU in a CPU run."""
+    (smi := tmp_path / "bin/nvidia-smi").parent.mkdir()
+    smi.write_text("#!/bin/sh\n")
+    smi.chmod(0o755)
+    path = f"{smi.parent}:{os.environ['PATH']}"
+    done = install(tmp_path, MISSING="torch", PATH=path)
+    assert done.returncode == 2 and "none of pip's indexes has: set PIP_EXTRA_INDEX_URL" in done.stderr
+    assert "torch-pypi.lock" not in (tmp_path / "calls").read_text()
+    assert install(tmp_path, MISSING="", PATH=path).returncode == 0
+
+
+def test_the_environment_for_gpus_stays(tmp_path: Path) -> None:
+    (tmp_path / ".venv/lib/python3.12/site-packages/vllm-0.31.0.dist-info").mkdir(parents=True)
+    done = install(tmp_path, MISSING="")
+    assert done.returncode == 2 and ".venv has the GPU environment" in done.stderr
+    assert not (tmp_path / "calls").exists()
+
+
+def install(tmp_path: Path, **machine: str) -> subprocess.CompletedProcess[str]:
+    for name in ("scripts", "requirements", "setup.py", "pyproject.toml", "verl/pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tmp_path / name, dirs_exist_ok=True)
+        else:
+            shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "sandbox").mkdir(exist_ok=True)
+    (tmp_path / "sandbox/pyproject.toml").touch()
+    (python := tmp_path / "python").write_text(PYTHON)
+    python.chmod(0o755)
+    machine |= {"PYTHON": str(python), "CALLS": f"{tmp_path}/calls", "TMPDIR": str(tmp_path)}
+    command = ["bash", tmp_path / "scripts/install.sh"]
+    return subprocess.run(command, env=os.environ | machine, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(

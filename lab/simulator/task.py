@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from lab.simulator.tree import TokenTree
-from recipe.tasks.rows import SINGLE_TURN
+from recipe.tasks.rows import SINGLE_TURN, read_rows
 from verl_vcpo.dataset.shares import check_sizes
 from verl_vcpo.user_code.errors import UserCodeError, of_response, raised, with_prompt
 from verl_vcpo.user_code.reward_function import RewardFunction, checked
@@ -84,7 +84,7 @@ def load_prompts(setting: str, data: Any, tokenizer: PreTrainedTokenizerBase) ->
     """
     files = data[f"{setting}_files"]
     files = [files] if isinstance(files, str | Path) else list(files)
-    table = pd.concat([pd.read_parquet(f).assign(**{_FILE: i}) for i, f in enumerate(files)], ignore_index=True)
+    table = pd.concat([_table(Path(f)).assign(**{_FILE: i}) for i, f in enumerate(files)], ignore_index=True)
     loops = set(table["agent_name"]) - {SINGLE_TURN} if "agent_name" in table else set()
     if loops:
         raise ValueError(
@@ -113,6 +113,10 @@ def load_prompts(setting: str, data: Any, tokenizer: PreTrainedTokenizerBase) ->
     of_files = [int((table[_FILE] == i).sum()) for i in range(len(files))]
     problems = [_problem(row, data.prompt_key) for row in table.to_dict("records")]
     return TokenizedPrompts(tokens, mask, problems, of_files)
+
+
+def _table(file: Path) -> pd.DataFrame:
+    return pd.read_parquet(file) if file.suffix == ".parquet" else pd.DataFrame(read_rows(file))
 
 
 def _problem(row: dict[str, Any], prompt_key: str) -> Problem:

@@ -25,7 +25,7 @@ from recipe.fully_async_policy.launch.session import LOGGING, ray_session
 from recipe.fully_async_policy.settings.errors import SettingError, paths_that_fail
 from recipe.fully_async_policy.settings.other_names import of_hydra
 from recipe.fully_async_policy.settings.variables import check_variables
-from verl_vcpo.common import console, held_folders, start_up
+from verl_vcpo.common import console, held_folders, machine, start_up
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -146,7 +146,7 @@ def prepare_environment(overrides: list[str]) -> None:
     else:
         import torch
 
-        hardware = "gpu" if torch.cuda.is_available() else "cpu"
+        hardware = "gpu" if torch.cuda.is_available() and not machine.is_for_cpus() else "cpu"
     os.environ["VCPO_HARDWARE"] = hardware
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a Ray call after the run's end starts a new Ray
     for name, value in LOGGING.items():

@@ -49,8 +49,11 @@ def build(args: argparse.Namespace) -> Prepared:
     split: dict[str, list[Row]] = {"train": [], "val": []}
     for index, (question, answer) in enumerate(pairs):
         part = "val" if index in held_out else "train"
-        split[part].append(make_row(name, question, answer, part, len(split[part])))
-    settings = {"from": str(args.file), "question": args.question, "answer": args.answer}
+        message = f"{question}\n{args.instruction}" if args.instruction else question
+        # The file's name too: the rows of several files, as data.levels takes them, have numbers of their own.
+        split[part].append(make_row(name, message, answer, part, f"{args.file.stem}/{part}/{len(split[part])}"))
+    settings = {name: getattr(args, name) for name in ("question", "answer", "instruction")}
+    settings["from"] = str(args.file)
     return Prepared(
         **split, settings={**settings, "val_fraction": args.val_fraction, "seed": args.seed}, removed=removed
     )

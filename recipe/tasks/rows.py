@@ -30,7 +30,7 @@ class Prepared:
     removed: dict[str, int] = field(default_factory=dict)
 
 
-def make_row(data_source: str, message: str, ground_truth: Any, split: str, index: int) -> Row:
+def make_row(data_source: str, message: str, ground_truth: Any, split: str, index: int | str) -> Row:
     """One row of verl's schema. `data_source` decides the reward: recipe/tasks/reward.py."""
     return {
         "data_source": data_source,

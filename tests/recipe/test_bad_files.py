@@ -14,6 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.fully_async_policy import main
+from recipe.fully_async_policy.plan.devices import check_gpus
 from recipe.fully_async_policy.settings import run_folder
 from recipe.fully_async_policy.settings.data import Sample
 from recipe.fully_async_policy.settings.errors import SettingError
@@ -381,6 +382,15 @@ def test_gpus_that_are_not_there(good: dict[str, str], monkeypatch: pytest.Monke
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SettingError, match="hardware=gpu: torch finds no GPU on this machine"):
         main.check(config)
+
+
+def test_packages_for_cpus_on_a_machine_with_a_gpu(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's build for CUDA would find the GPU in every process of a CPU run, and GPU runs have another vLLM."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    main.prepare_environment([])
+    assert os.environ["VCPO_HARDWARE"] == "cpu"
+    with pytest.raises(SettingError, match="hardware=cpu: this torch, made for CUDA, finds the machine's GPU; take it"):
+        check_gpus(composed(good))
 
 
 def test_a_vocabulary_that_tensor_parallel_ranks_cannot_share(

@@ -114,7 +114,7 @@ WRONG = [
         "save_weights=true",
         "save_weights=true: has no effect with method=vcpo_capped: with trainer.save_freq=-1 no checkpoint",
     ),
-    ("trainer.max_actor_ckpt_to_keep=2", "trainer.max_actor_ckpt_to_keep=2: has no effect with"),
+    ("trainer.max_actor_ckpt_to_keep=2", "no checkpoint is written; give trainer.save_freq=10, or leave it out"),
     (
         "trainer.val_only=true trainer.val_before_train=false",
         "trainer.val_only=true: only validates before training, which trainer.val_before_train=false leaves",

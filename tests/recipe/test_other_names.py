@@ -45,7 +45,7 @@ def test_a_published_command_line(
         ("async_training.staleness_threshold=12", "give async.lag=12"),
         ("+async_training.staleness_threshold=12", "give async.lag=12"),
         ("async_training.use_trainer_do_validate=false", "async.lag, async.on_deadline and async.kv_cache take"),
-        (f"{ACTOR}.ess_scaling.enable=True", "true is method=vcpo, or method=vcpo_ess without the baseline"),
+        (f"{ACTOR}.ess_scaling.enable=True", "true in both sections is method=vcpo_published"),
         (f"{ACTOR}.grad_baselining.scope=group", "give vcpo.opob_scope=group"),
         (f"+{ACTOR}.grad_baselining.eps=1", "give vcpo.opob_scope or vcpo.opob_weights"),
         (f"{ACTOR}.update_policy_per_traj=True", "gradient is measured; leave it out"),

@@ -32,7 +32,7 @@ def tool_use(good: dict[str, str]) -> dict[str, str]:
 def test_no_sandbox(tool_use: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     error = run({**tool_use, "tool_use.sandbox_url": "http://127.0.0.1:9"}, capsys)
     assert "tool_use.sandbox_url=http://127.0.0.1:9: no sandbox answers" in error
-    assert "python -m code_sandbox" in error
+    assert "python -m code_sandbox --port 9" in error
 
 
 def test_a_sandbox_with_a_token(tool_use: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

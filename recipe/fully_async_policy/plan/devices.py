@@ -16,10 +16,13 @@ def check_gpus(config: DictConfig) -> None:
     for name in ("trainer.nnodes", "actor_rollout_ref.rollout.nnodes"):
         if own_ray and OmegaConf.select(config, name) > 1:
             raise wrong(config, name, f"a Ray that the run starts has one node; set it to 1, or {_JOIN}")
-    if config.trainer.device != "cuda":
-        return
     import torch
 
+    if config.trainer.device == "cpu" and torch.cuda.is_available():
+        words = "take it with scripts/install_gpu.sh, or make a .venv with torch's CPU build: docs/guide/start.md"
+        raise SettingError(f"hardware=cpu: this torch, made for CUDA, finds the machine's GPU; {words}")
+    if config.trainer.device != "cuda":
+        return
     if torch.cuda.is_available():
         if own_ray:
             _check_number(config, torch.cuda.device_count())

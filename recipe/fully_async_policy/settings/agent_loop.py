@@ -1,6 +1,7 @@
 """The agent loop: the files that it and its tools are made of, the settings of tool use, and the sandbox."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,9 @@ def _check_sandbox(config: DictConfig, url: str, token: str | None) -> None:
     try:
         refused = asyncio.run(_refuses(url.rstrip("/"), token))
     except (aiohttp.ClientError, TimeoutError) as error:
-        words = f"no sandbox answers ({type(error).__name__}); start one with `python -m code_sandbox`"
+        port = re.search(r":(\d+)/*$", url)
+        sandbox = f"python -m code_sandbox --port {port[1]}" if port else "python -m code_sandbox"
+        words = f"no sandbox answers ({type(error).__name__}); start one with `{sandbox}`"
         raise wrong(config, "tool_use.sandbox_url", words) from None
     if refused:
         words = f"the sandbox at {url} asks for another token; give its --token-file"

@@ -247,7 +247,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("save_weights", "trainer.max_actor_ckpt_to_keep"),
         lambda config: config.trainer.save_freq != -1,
-        "with trainer.save_freq=-1 no checkpoint is written",
+        "with trainer.save_freq=-1 no checkpoint is written; give trainer.save_freq=10",
     ),
 )
 """In order: the first rule that covers a setting, and says that it has no effect, gives the reason."""

@@ -55,8 +55,8 @@ def check_overrides(config: DictConfig, overrides: list[str], files: list[Writte
             words = f"contradicts method={config.method}, which sets it to {shown(decided[setting])}"
             errors.append(wrong(config, setting, f"{words}; choose another method by method=NAME, or leave it out"))
         elif setting not in decided and setting in given and (why := without_effect(config, setting)):
-            words = f"has no effect with method={config.method}: {why}; leave it out"
-            errors.append(wrong(config, setting, words))
+            fix = ", or leave it out" if "; give " in why else "; leave it out"
+            errors.append(wrong(config, setting, f"has no effect with method={config.method}: {why}{fix}"))
     if errors:
         raise all_that_is_wrong(errors)
 

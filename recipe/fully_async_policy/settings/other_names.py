@@ -32,6 +32,7 @@ WORDS = {
 }
 """What other trainers call a setting: last part -> ours."""
 _ALWAYS = "always so here; leave it out"
+_BOTH = "true in both sections is method=vcpo_published, the paper's formulas are method=vcpo vcpo.ess_part=whole"
 _NOT_OFFERED = "not offered here; leave it out"
 PUBLISHED = {
     "async_training.staleness_threshold": "give async.lag={value}",
@@ -47,11 +48,11 @@ PUBLISHED = {
         _ALWAYS,
     ),
     "async_training": "async.lag, async.on_deadline and async.kv_cache take its place",
-    "ess_scaling.enable": "true is method=vcpo, or method=vcpo_ess without the baseline; false is method=vcpo_opob",
+    "ess_scaling.enable": f"{_BOTH}; alone method=vcpo_ess; false is method=vcpo_opob",
     "ess_scaling.scaling_rule": "give vcpo.step_size_rule={value}",
     "ess_scaling.base_ess_ratio": "give vcpo.base_ess_ratio={value}",
     "ess_scaling": "method=vcpo scales the step; give vcpo.step_size_rule, vcpo.base_ess_ratio or vcpo.ess_part",
-    "grad_baselining.enable": "true is method=vcpo, or method=vcpo_opob without the step; false is method=vcpo_ess",
+    "grad_baselining.enable": f"{_BOTH}; alone method=vcpo_opob; false is method=vcpo_ess",
     "grad_baselining.scope": "give vcpo.opob_scope={value}",
     "grad_baselining.norm_by_std": "give vcpo.norm_by_std={value}",
     **dict.fromkeys(

