@@ -72,7 +72,7 @@ def test_nothing_is_lost(survivor: Survivor) -> None:
 
 
 def test_the_trainer_called_the_loss_of_the_users_own(survivor: Survivor) -> None:
-    assert all(0 <= line["actor/mine/truncated"] <= 1 for line in survivor.lines if line["step"])
+    assert all(0 <= line["actor/own/truncated"] <= 1 for line in survivor.lines if line["step"])
 
 
 def sampled_again(survivor: Survivor) -> list[str]:

@@ -134,7 +134,7 @@ def stack(
             patch.setenv(name, "")
             patch.delenv(name)
         session.callback(wandb.teardown)  # as at the end of a process: raises where the run left W&B's own
-        url, sandbox = session.enter_context(served("--concurrency", "48"))
+        url, sandbox = session.enter_context(served("--concurrency", "48", "--time-s", "30"))
         held = session.enter_context(held_answers(url))
         run_id, config = prepared(
             [

@@ -130,11 +130,12 @@ def test_a_skipped_update_is_said_and_what_is_not_a_number_is_null(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     skipped = {"actor/vcpo/skipped_updates": 1.0, HEADLINES["baseline"]: float("nan"), "other": np.float32("inf")}
+    skipped["actor/vcpo/dropped_sequences"] = 8.0
     RunLog(tmp_path).write(1, step_metrics(0, 0.0) | skipped)
     text = (tmp_path / "metrics.jsonl").read_text()
     assert "NaN" not in text and "Infinity" not in text
     assert read_metrics(tmp_path)[0]["baseline"] is None
-    assert "SKIPPED" in capfd.readouterr().out
+    assert "SKIPPED: no sequence to train on (excluded 0, dropped 8)" in capfd.readouterr().out
 
 
 def test_a_resumed_log_goes_on_after_its_step(tmp_path: Path) -> None:

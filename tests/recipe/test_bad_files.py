@@ -24,6 +24,7 @@ from tests.kit.checkpoints import write_checkpoint
 from tests.recipe.conftest import GOOD_ROW
 from tests.recipe.refused import MEGATRON, MODEL, REWARD, composed, run
 from tests.recipe.rewards_that_fail import RIGHT, WRONG
+from verl_vcpo.common.data_columns import OF_THE_REWARD
 from verl_vcpo.common.run_id import RUN_ID_FILE
 from verl_vcpo.user_code.killable import Pool
 
@@ -253,6 +254,11 @@ def test_what_a_reward_may_return(good: dict[str, str]) -> None:
 
     expected = [value for _, value in RIGHT.values()]
     assert repr(asyncio.run(results())) == repr(expected), "Python's own numbers"
+
+
+def test_a_reward_is_tried_with_what_it_gets_of_a_response() -> None:
+    facts = arguments(sample("1"), "")["extra_info"]
+    assert isinstance(facts, dict) and {*OF_THE_REWARD} - facts.keys() == {"num_cached_tokens", "tool_use"}
 
 
 def test_an_agent_loop_of_the_users_own_may_give_the_reward(good: dict[str, str]) -> None:

@@ -94,6 +94,8 @@ WRONG = [
         "async.max_skipped=0.1",
         "async.max_skipped=0.1: has no effect with method=vcpo_capped: only async.on_failure=skip",
     ),
+    ("data.level_mark=0.5", "data.level_mark=0.5: has no effect with method=vcpo_capped: without data.levels there is"),
+    ("vcpo.step_size_rule=none vcpo.ess_part=whole", "with vcpo.step_size_rule=none the step does not follow the ESS"),
     ("async.truncated=masked", "async.truncated=masked: did you mean mask? choose one of train, mask, drop, penalty"),
     ("async.truncated=penalty", "async.truncated=penalty: needs async.overlong_buffer_len, a number of tokens up to"),
     ("async.truncated=penalty async.overlong_buffer_len=0", "overlong_buffer_len=0: give a whole number of at least"),

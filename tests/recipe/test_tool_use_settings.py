@@ -72,7 +72,10 @@ def test_what_is_right_passes(
     """The first complaint is about something else. As the run's client, the check asks no proxy."""
     for scheme in ("http", "https", "all"):
         monkeypatch.setenv(f"{scheme}_proxy", "http://127.0.0.1:9")
-    error = run({**tool_use, "tool_use.sandbox_url": sandbox_url, "data.train_files": "no.parquet"}, capsys)
+    right = {**tool_use, "tool_use.sandbox_url": sandbox_url}
+    longer = run({**right, "tool_use.call_timeout_s": "60"}, capsys)
+    assert "tool_use.call_timeout_s=60: the sandbox ends every program after 10 s; lower it" in longer
+    error = run({**right, "data.train_files": "no.parquet"}, capsys)
     assert "data.train_files=no.parquet" in error and "sandbox" not in error
 
 

@@ -106,13 +106,14 @@ def _check_tool_use(config: DictConfig, files: bool) -> None:
         words = f"the update of method={config.method} would count the rewards of void trajectories in its baseline"
         raise wrong(config, "tool_use.drop_void_turns", f"{words}; set it to false")
     if files:
-        _check_sandbox(config, settings.sandbox_url, token)
+        _check_sandbox(config, settings, token)
 
 
-def _check_sandbox(config: DictConfig, url: str, token: str | None) -> None:
+def _check_sandbox(config: DictConfig, settings: ToolUseSettings, token: str | None) -> None:
+    url = settings.sandbox_url
     try:
-        refused = asyncio.run(_refuses(url.rstrip("/"), token))
-    except (aiohttp.ClientError, TimeoutError) as error:
+        refused, time_s = asyncio.run(_answer(url.rstrip("/"), token))
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         port = re.search(r":(\d+)/*$", url)
         sandbox = f"python -m code_sandbox --port {port[1]}" if port else "python -m code_sandbox"
         words = f"no sandbox answers ({type(error).__name__}); start one with `{sandbox}`"
@@ -120,10 +121,15 @@ def _check_sandbox(config: DictConfig, url: str, token: str | None) -> None:
     if refused:
         words = f"the sandbox at {url} asks for another token; give its --token-file"
         raise wrong(config, "tool_use.sandbox_token_file", words)
+    if time_s is not None and time_s < settings.call_timeout_s:
+        words = f"the sandbox ends every program after {time_s:g} s; lower it, or raise the sandbox's --time-s"
+        raise wrong(config, "tool_use.call_timeout_s", words)
 
 
-async def _refuses(url: str, token: str | None) -> bool:
-    """Whether the sandbox refuses the token. Asked as the run's own client asks: no proxy of the environment is used.
+async def _answer(url: str, token: str | None) -> tuple[bool, float | None]:
+    """Whether the sandbox refuses the token, and its limit of a program; None where another server does not say it.
+
+    Asked as the run's own client asks: no proxy of the environment is used.
 
     Raises:
         aiohttp.ClientError, TimeoutError: no sandbox answers.
@@ -133,4 +139,5 @@ async def _refuses(url: str, token: str | None) -> bool:
         async with session.get(f"{url}/v1/ping") as answer:
             answer.raise_for_status()
         async with session.get(f"{url}/stats", headers=headers) as answer:
-            return answer.status == 401
+            said = await answer.json() if answer.status == 200 and answer.content_type == "application/json" else {}
+            return answer.status == 401, said.get("time_s") if isinstance(said, dict) else None

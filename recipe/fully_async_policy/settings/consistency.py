@@ -94,7 +94,7 @@ def _vcpos_update(config: DictConfig) -> Found:
     vcpo = vcpo_of(config)
     if vcpo.compares_samples_of_a_prompt and config.actor_rollout_ref.rollout.n < 2:
         words = f"vcpo.baseline={vcpo.baseline}, vcpo.norm_by_std={vcpo.norm_by_std} compare the samples of a prompt"
-        yield f"{_ROLLOUT}.n", f"{words}; set n to 2 or more, or vcpo.baseline=none vcpo.norm_by_std=false"
+        yield f"{_ROLLOUT}.n", f"{words}; set n to 2 or more, or give method=vcpo_minibatch vcpo.norm_by_std=false"
     if vcpo.enable and config.algorithm.use_kl_in_reward:
         yield "algorithm.use_kl_in_reward", "VCPO's update uses raw rewards; set it to false, or another method"
 

@@ -192,6 +192,26 @@ RULES: tuple[Rule, ...] = (
         "only async.truncated=penalty reads it",
     ),
     Rule(
+        ("async.tool_timeout_s",),
+        lambda config: config.actor_rollout_ref.rollout.agent.default_agent_loop != SIMPLETIR,
+        "+agent=simpletir has tools of its own; give tool_use.call_timeout_s",
+    ),
+    Rule(
+        ("async.reward_timeout_s",),
+        lambda config: config.reward.custom_reward_function.path is not None,
+        "only a function of reward.custom_reward_function has this limit",
+    ),
+    Rule(
+        ("data.level_mark", "data.level_answers"),
+        lambda config: bool(config.data.levels or OmegaConf.select(config, "reasoning_gym.levels")),
+        "without data.levels there is one level",
+    ),
+    Rule(
+        ("vcpo.ess_part", "vcpo.base_ess_ratio"),
+        lambda config: not config.vcpo.enable or config.vcpo.step_size_rule != "none",
+        "with vcpo.step_size_rule=none the step does not follow the ESS",
+    ),
+    Rule(
         ("reward.num_workers",),
         lambda config: not needs_no_workers(config),
         f"the agent-loop workers call the reward function: {_ROLLOUT}.agent.num_workers",

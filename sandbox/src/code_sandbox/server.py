@@ -82,15 +82,16 @@ class Service:
             del self._due[id(request)]
         return _response(outcome)
 
-    def stats(self) -> dict[str, int | bool | str]:
+    def stats(self) -> dict[str, float | bool | str]:
         """Return numbers of programs (waiting or running, beyond their limit, ended by `RunStatus`), of warm
-        interpreters, and how programs are isolated here."""
+        interpreters; the seconds that a program has, and how programs are isolated here."""
         ended = {str(status): self.ended[str(status)] for status in RunStatus}
         return {
             "waiting_or_running": self._here,
             "over_limit": sum(due < time.monotonic() for due in self._due.values()),
             **ended,
             "warm": len(self.pool),
+            "time_s": self._limits.time_s,
             "limits_whole_programs": self._sandbox.limits_whole_programs,
             "isolation": self._sandbox.isolation,
         }

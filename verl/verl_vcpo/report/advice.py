@@ -59,7 +59,7 @@ class Advisor:
         if share < self._fewest + _RISE:
             return "", ""
         return f"truncated responses have risen from {self._fewest:.0%} to {share:.0%} of the batch", (
-            "read some (samples.jsonl), raise data.max_response_length, or set async.truncated=mask, drop or penalty"
+            "read some (samples.jsonl), raise data.max_response_length, or set async.truncated=mask"
         )
 
     def _advice(self) -> tuple[str, str]:

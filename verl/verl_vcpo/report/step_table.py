@@ -107,7 +107,8 @@ def _row(cells: Iterable[str]) -> str:
 def _notes(line: dict[str, Any]) -> list[str]:
     notes, accuracies = [], line.get("val_accuracies") or {}
     if line.get("actor/vcpo/skipped_updates"):
-        notes.append(f"step {line['step']}: update SKIPPED: no usable sequence (see vcpo/excluded_sequences)")
+        counts = (f"{n} {line.get(f'actor/vcpo/{n}_sequences') or 0:g}" for n in ("excluded", "dropped"))
+        notes.append(f"step {line['step']}: update SKIPPED: no sequence to train on ({', '.join(counts)})")
     if len(accuracies) > 1:  # the mean of one source says the same
         shown = (f"{source} {'-' if value is None else format(value, '.1%')}" for source, value in accuracies.items())
         notes.append(f"step {line['step']}: held out, the mean of {', '.join(shown)}")
