@@ -11,6 +11,8 @@
 #SBATCH --time=48:00:00
 #SBATCH --signal=B:TERM@300
 #SBATCH --output=slurm-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 source "${VENV:-.venv}/bin/activate"
@@ -18,7 +20,8 @@ export RAY_AUTH_MODE=token HF_HUB_OFFLINE=1 CUDA_DEVICE_MAX_CONNECTIONS=1 # the 
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # srun takes no --cpus-per-task from its job
 loggers=tensorboard # tensorboard,wandb: W&B too, after `wandb login`, or with WANDB_MODE=offline
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-address=$(getent hosts "$head" | awk '{print $1; exit}')
+address=$(getent ahostsv4 "$head" | awk '!/^127[.]/ {print $1; exit}')
+address=${address:-$(hostname -I | awk '{print $1}')} # a head whose own name is 127.0.1.1 in /etc/hosts
 
 srun --nodes=1 --ntasks=1 -w "$head" ray start --head --node-ip-address="$address" --port=6379 --block &
 sleep 20

@@ -85,6 +85,7 @@ if ((te)); then
   export CPATH=${CPATH:+$CPATH:}$wheels/cudnn/include:$wheels/nccl/include
   locks=(-r requirements/te.lock)
   if ((flash)); then locks+=(-r requirements/flash-attn.lock); fi
+  export FLASH_ATTENTION_FORCE_BUILD=TRUE NVTE_PYTORCH_FORCE_BUILD=TRUE # else both setups first ask GitHub for a wheel
   # Both compile against the installed torch. By pip alone: compiling takes long, and is not tried twice.
   MAX_JOBS=${MAX_JOBS:-8} by_pip "${locks[*]}, compiled" "$python" --require-hashes "${locks[@]}" || failed "${locks[*]}, compiled"
 fi

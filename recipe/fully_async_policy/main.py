@@ -248,7 +248,7 @@ def check(config: DictConfig, files: bool = True) -> None:
 
     from recipe.fully_async_policy.launch.ray_access import check_access
     from recipe.fully_async_policy.plan.devices import check_gpus
-    from recipe.fully_async_policy.plan.fitting import micro_batch
+    from recipe.fully_async_policy.plan.fitting import check_layout, micro_batch
     from recipe.fully_async_policy.settings.consistency import check_consistency, lag
     from recipe.fully_async_policy.settings.data import Sample
     from recipe.fully_async_policy.settings.errors import check_each
@@ -264,6 +264,7 @@ def check(config: DictConfig, files: bool = True) -> None:
         lambda: check_consistency(config, lag, micro_batch),
         lambda: check_access(config.ray_kwargs.ray_init, connect=files),
         lambda: check_gpus(config) if files else None,
+        lambda: check_layout(config) if files and config.trainer.device == "cuda" else None,
     )
 
     from hydra.errors import InstantiationException
@@ -288,8 +289,10 @@ def train(config: DictConfig, run_id: str, given: list[str]) -> str:
     start = time.perf_counter()
     with ray_session(config, run_id, after_death(config, given)) as run:
         write_command(config.run_dir, "recipe.fully_async_policy.main", given)
+        from recipe.fully_async_policy.launch.cluster_nodes import wait_for_nodes
         from verl_vcpo.loop.main import LagKTaskRunner
 
+        wait_for_nodes(config)
         LagKTaskRunner().run(config, observe_processes=run.observe)
         took = time.perf_counter() - start
         # Before the processes are ended, which can be interrupted: the run is whole.

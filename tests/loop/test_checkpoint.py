@@ -127,6 +127,27 @@ def test_one_of_a_later_step_takes_no_place(tmp_path: Path) -> None:
     assert names(tmp_path) == ["global_step_100", "global_step_90", "global_step_30", "global_step_20"]
 
 
+def test_one_that_no_process_of_the_trainer_wrote_into_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a cluster whose nodes share no disk, or whose workers have another working directory."""
+    monkeypatch.chdir(tmp_path)
+    trainer = settings(Path("saved"))
+
+    def written(by_workers: bool) -> None:
+        with checkpoint.written_whole(trainer, 2) as folder:
+            assert Path(trainer.default_local_dir).is_absolute()
+            (folder / "actor").mkdir(parents=True)
+            (folder / "data.pt").touch()
+            if by_workers:
+                (folder / "actor/weights").touch()
+            checkpoint.check_written_by_workers(folder)
+
+    with pytest.raises(RuntimeError, match="processes wrote elsewhere: all nodes have to share this folder"):
+        written(by_workers=False)
+    assert names(tmp_path / "saved") == []
+    written(by_workers=True)
+    assert names(tmp_path / "saved") == ["global_step_2"]
+
+
 def test_two_runs_that_write_at_once_do_not_mix(tmp_path: Path) -> None:
     """No lock holds them apart here: one begins while the other has written half of its files."""
     began, go_on = threading.Event(), threading.Event()

@@ -1,6 +1,7 @@
 """Bad data, models, rewards and folders end before a process starts: exit code 2, one line that says where."""
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -322,6 +323,17 @@ def test_one_run_at_a_time_in_a_folder(good: dict[str, str], capsys: pytest.Capt
         assert f"trainer.default_local_dir={saved}: another run writes there" in capsys.readouterr().err
 
 
+def test_a_disk_without_locks(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """filelock would write a marker that outlives a killed run, and keep the run's own successor out."""
+
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(SettingError, match=r"has no locks \(flock\), .*; mount it with them"):
+        run_folder.taken("run_dir", good["run_dir"])
+
+
 def test_a_run_whose_checkpoints_are_all_damaged(good: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_checkpoint(Path(good["run_dir"], "checkpoints"), 5)
     (folder / "model").unlink()
@@ -385,9 +397,12 @@ def test_gpus_that_are_not_there(good: dict[str, str], monkeypatch: pytest.Monke
     config = composed(good)
     config.trainer.device = "cuda"
     config.actor_rollout_ref.rollout.checkpoint_engine.backend = "nccl"
+    config.actor_rollout_ref.rollout.tensor_model_parallel_size = 3
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SettingError, match="hardware=gpu: torch finds no GPU on this machine"):
+    with pytest.raises(SettingError) as refused:
         main.check(config)
+    assert "hardware=gpu: torch finds no GPU on this machine" in str(refused.value)
+    assert "rollout.tensor_model_parallel_size=3: does not divide the model's" in str(refused.value)
 
 
 def test_packages_for_cpus_on_a_machine_with_a_gpu(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,11 @@ def test_a_folder_with_the_time_of_the_start_in_its_name_is_in_the_command(tmp_p
     assert command_in(to_go_on(config(tmp_path), named)) == [*named, "trainer.resume_mode=auto"]
 
 
+def test_the_command_goes_to_the_cluster_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert "\n  RAY_ADDRESS=10.0.0.1:6379 python -m " in to_go_on(config(tmp_path), ["+task=gsm8k"])
+
+
 @pytest.mark.parametrize(
     ("trainer", "why"),
     [
@@ -215,6 +220,7 @@ def test_the_traceback_of_an_error_and_the_logs_of_rays_processes_are_kept(
         monkeypatch.setenv(name, "")
     (tmp_path / "ray_logs").mkdir()
     (tmp_path / "ray_logs" / "of an earlier launch").touch()
+    (tmp_path / "verl.log").write_text("why it ended")
     with pytest.raises(ending), session.ray_session(config(tmp_path), processes.new_run_id()):
         pass
     said = (tmp_path / "verl.log").read_text()
@@ -223,6 +229,8 @@ def test_the_traceback_of_an_error_and_the_logs_of_rays_processes_are_kept(
     assert (f"logs are in {tmp_path}/ray_logs" in said) == failed
     kept = {file.name: file.read_text() for file in tmp_path.glob("ray_logs/*")}
     assert kept == ({"raylet.out": "no memory"} if failed else {})
+    assert (tmp_path / "ray_logs.1/of an earlier launch").is_file()
+    assert (tmp_path / "verl.log.1").read_text() == "why it ended"
     assert not folders[0].exists()
 
 

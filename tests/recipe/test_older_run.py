@@ -36,6 +36,7 @@ def run_dir(tmp_path: Path) -> Path:
         "samples.jsonl",
         "skipped_prompts.jsonl",
         "verl.log",
+        "verl.log.1",
         "model/config.json",
         "notes.txt",
     ):

@@ -4,6 +4,7 @@
 """
 
 import copy
+import os
 import shlex
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def _of_unreadable(error: OSError, config: DictConfig, given: list[str]) -> str:
 def _from_the_newest(config: DictConfig, given: list[str]) -> str:
     """The command with which a run goes on from a checkpoint that is not looked for."""
     kept = _without((*_RESUMING, "run_dir"), given)
-    again = command(LAUNCHER, [*kept, f"run_dir={config.run_dir}", "trainer.resume_mode=auto"])
+    again = _started([*kept, f"run_dir={config.run_dir}", "trainer.resume_mode=auto"])
     return f"To go on from the newest checkpoint, if there is one:\n  {again}"
 
 
@@ -156,7 +157,13 @@ def to_go_on(config: DictConfig, given: list[str]) -> str:
         how = f"It has no checkpoint yet (trainer.save_freq={config.trainer.save_freq}). To begin anew:"
     else:
         how = "It has no checkpoint: trainer.save_freq=10 writes one every 10 steps. To begin anew:"
-    return f"{how}\n  {command(LAUNCHER, [*given, *more])}"
+    return f"{how}\n  {_started([*given, *more])}"
+
+
+def _started(given: list[str]) -> str:
+    """The command that starts a run: on the cluster that the environment names, as this run."""
+    address = os.environ.get("RAY_ADDRESS")
+    return f"{f'RAY_ADDRESS={shlex.quote(address)} ' if address else ''}{command(LAUNCHER, given)}"
 
 
 def _without(names: tuple[str, ...], given: list[str]) -> list[str]:

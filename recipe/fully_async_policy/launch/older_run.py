@@ -184,5 +184,6 @@ def _of_run(run_dir: Path, saved: Path, val_only: bool) -> list[Path]:
         return []
     names = (*_RECORDS, VERL_LOG, RAY_LOGS, FILE_LOGGER, TENSORBOARD, _WANDB, *_OF_STEPS, run_log.MODEL_FOLDER)
     of_checkpoints = [] if val_only else [*checkpoints, saved / checkpoint.TRACKER]
-    written = (*of_checkpoints, *(run_dir / name for name in (*names, RUN_ID_FILE)), metrics)
+    logs = (file for name in (VERL_LOG, RAY_LOGS) for file in run_dir.glob(f"{name}.[0-9]*"))
+    written = (*of_checkpoints, *(run_dir / name for name in (*names, RUN_ID_FILE)), *logs, metrics)
     return [path for path in written if path.exists()]

@@ -1,8 +1,8 @@
 """Around a run: its folder, its log, its Ray cluster."""
 
 import contextlib
+import itertools
 import os
-import shutil
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,8 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
     run_dir = held_folders.checked(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
-    shutil.rmtree(run_dir / RAY_LOGS, ignore_errors=True)
+    for name in (VERL_LOG, RAY_LOGS):
+        _keep(run_dir / name)
     write_whole(run_dir / CONFIG_FILE, OmegaConf.to_yaml(config))  # `vcpo evaluate --follow` reads it meanwhile
     wandb = start_up.environment({"WANDB_DIR": os.environ.get("WANDB_DIR", str(run_dir))})
     # Paths of this process alone: not for Ray's processes, whose environment is that of Ray's start. TensorBoard's
@@ -71,6 +72,13 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
             raise
         finally:
             console.screen().ending()
+
+
+def _keep(log: Path) -> None:
+    """Give what an earlier launch of this run has logged the next ending .N: it says why that launch ended."""
+    if log.exists():
+        aside = next(name for n in itertools.count(1) if not (name := Path(f"{log}.{n}")).exists())
+        os.replace(log, aside)
 
 
 @contextlib.contextmanager

@@ -65,6 +65,12 @@ def check_shape(layout: Layout, shape: ModelShape) -> None:
         )
 
 
+def check_layout(config: DictConfig) -> None:
+    """`check_shape` of a run, where the model's kind is known."""
+    if shape := read_shape(config.actor_rollout_ref.model.path):
+        check_shape(read_layout(config), shape)
+
+
 def check_memory(config: DictConfig, shape: ModelShape) -> None:
     """Refuse what cannot run whatever the sequences' lengths are. Raises SettingError with the setting and the fix."""
     layout, gpu = read_layout(config), float(config.gpu_memory_gib)

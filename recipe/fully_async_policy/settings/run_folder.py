@@ -1,6 +1,7 @@
 """The run's folders: that they can be made and have room, and that one run at a time writes into each."""
 
 import contextlib
+import errno
 import math
 import os
 import shutil
@@ -130,10 +131,13 @@ def taken(setting: str, path: str) -> "AcquireReturnProxy[Any]":
     """Make the folder, and hold it: a context manager. The kernel lets go of it when this process ends in any way."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
-        return FileLock(Path(path) / LOCK).acquire(timeout=0)
+        return FileLock(Path(path) / LOCK, fallback_to_soft=False).acquire(timeout=0)
     except Timeout:
         raise SettingError(f"{setting}={path}: another run writes there; give each run a folder of its own") from None
     except OSError as error:
+        if error.errno == errno.ENOSYS:
+            words = "its file system has no locks (flock), by which two runs keep out of one folder"
+            raise SettingError(f"{setting}={path}: {words}; mount it with them (Lustre: -o flock)") from None
         raise SettingError(f"{setting}={path}: cannot be made ({first_line(error)}); give another folder") from None
 
 

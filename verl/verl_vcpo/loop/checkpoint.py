@@ -83,7 +83,8 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
     root, keep = Path(trainer.default_local_dir), trainer.get("max_actor_ckpt_to_keep")
     held_folders.checked(root)
     staging = root / f"{_STAGING}-{run}-{uuid.uuid4().hex[:8]}"  # no other process writes there
-    trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging), None
+    # Absolute: a worker of a cluster that was running before has another working directory.
+    trainer.default_local_dir, trainer.max_actor_ckpt_to_keep = str(staging.absolute()), None
     try:
         with telling("Writing the checkpoint"):
             staging.mkdir(parents=True)
@@ -101,6 +102,16 @@ def written_whole(trainer: DictConfig, step: int, run: str | None = None) -> Ite
         shutil.rmtree(staging, ignore_errors=True)
         held_folders.remove_made_anew(root)
     prune(root, keep, step, run)
+
+
+def check_written_by_workers(folder: Path) -> None:
+    """Refuse a checkpoint into which only this process, and none of the trainer's, has written.
+
+    Raises:
+        FileNotFoundError: naming the cause.
+    """
+    if not any(path.is_file() for path in (folder / "actor").rglob("*")):
+        raise FileNotFoundError("the trainer's processes wrote elsewhere: all nodes have to share this folder")
 
 
 def _publish(staged: Path, root: Path, run: str | None) -> None:

@@ -321,6 +321,7 @@ class LagKTrainer(HeldOutTrainer):
             checkpoint.written_whole(self.config.trainer, self.global_steps, run_in(self.config.run_dir)) as folder,
         ):
             super()._save_checkpoint()
+            checkpoint.check_written_by_workers(folder)
             self.run_log.keep(self.global_steps, self._metrics_so_far(), folder)
             if self.curriculum:
                 self.curriculum.write(folder)
