@@ -61,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     if args.follow:
         return _follow(parser, args)
+    if args.settings_of and args.config_dir:
+        parser.error("--config-dir: is for --task; the settings of a run are all in its folder")
     if args.model is None or bool(args.task) == bool(args.settings_of):
         parser.error("give MODEL and --task NAME, or --follow RUN")
 
@@ -130,7 +132,7 @@ def composed(args: argparse.Namespace) -> "DictConfig":
 def check(config: "DictConfig", json_file: Path | None) -> None:
     """Refuse settings, files, rewards and models with which an evaluation would fail after its start."""
     from recipe.fully_async_policy.settings.consistency import check_consistency, lengths
-    from recipe.fully_async_policy.settings.data import check_rows
+    from recipe.fully_async_policy.settings.data import check_lengths, check_rows
     from recipe.fully_async_policy.settings.model import check_model
     from recipe.fully_async_policy.settings.own_code import check_reward
     from recipe.fully_async_policy.settings.reasoning_gym import make_files
@@ -142,8 +144,9 @@ def check(config: "DictConfig", json_file: Path | None) -> None:
     check_types(config)
     check_consistency(config, lengths)
     make_files(config)
-    _, samples = check_rows(config, "val_files")
-    check_model(config)
+    files, samples = check_rows(config, "val_files")
+    if tokenizer := check_model(config):
+        check_lengths(config, files, tokenizer)
     check_reward(config, list(samples.values()))
 
 

@@ -26,10 +26,14 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 from vllm import LLM, SamplingParams
 
 from recipe.evaluate.estimates import Answer
+from recipe.fully_async_policy.settings.own_code import FACTS
 from verl_vcpo.common.data_columns import KEPT
 from verl_vcpo.dataset.files import keep_files_apart
+from verl_vcpo.user_code.errors import UserCodeError
 from verl_vcpo.user_code.reward import bound_custom_reward
 from verl_vcpo.user_code.reward_function import of_manager
+
+_ATTEMPTS = 4  # of a reward at one response, as a run has for a prompt
 
 
 def answers_of(config: DictConfig, samples: int, temperature: float, top_p: float, top_k: int) -> list[Answer]:
@@ -51,8 +55,9 @@ def answers_of(config: DictConfig, samples: int, temperature: float, top_p: floa
         )
     problems = [rows[i] for i in range(len(rows))]
     prompts = [tokens[-data.max_prompt_length :] for tokens in _prompts(config, tokenizer, problems)]
+    drawn = samples if temperature > 0 else 1  # greedy responses are the same, and vLLM gives one
     sampling = SamplingParams(
-        n=samples,
+        n=drawn,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -61,7 +66,7 @@ def answers_of(config: DictConfig, samples: int, temperature: float, top_p: floa
     )
     asked = [{"prompt_token_ids": tokens} for tokens in prompts]
     outputs = _engine(config).generate(asked, sampling, use_tqdm=sys.stderr.isatty())
-    responses = [[list(one.token_ids) for one in output.outputs] for output in outputs]
+    responses = [[list(one.token_ids) for one in output.outputs] * (samples // drawn) for output in outputs]
     return asyncio.run(_scored(config, tokenizer, problems, prompts, responses))
 
 
@@ -103,7 +108,13 @@ async def _scored(
 
     async def answer(problem: int, response: list[int]) -> Answer:
         row = problems[problem]
-        result = await manager.run_single(_item(row, prompts[problem], response))
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                result = await manager.run_single(_item(row, prompts[problem], response))
+                break
+            except UserCodeError:  # such as a server's answer 503; a run samples the prompt again
+                if attempt == _ATTEMPTS:
+                    raise
         score, beside = of_manager(result["reward_score"], result["reward_extra_info"])
         text = tokenizer.decode(response, skip_special_tokens=True)
         return Answer(problem, str(row["data_source"]), text, score, beside["acc"])
@@ -120,7 +131,7 @@ def _item(row: dict[str, Any], prompt: list[int], response: list[int]) -> DataPr
         "attention_mask": torch.ones(1, len(prompt) + len(response), dtype=torch.int64),
     }
     columns = {name: row[name] for name in KEPT if name in row}
-    columns |= {"extra_info": dict(row["extra_info"]), "__num_turns__": 2}
+    columns |= {"extra_info": {**row["extra_info"], **FACTS}, "__num_turns__": 2}
     others = {}
     for name, value in columns.items():
         others[name] = np.empty(1, dtype=object)

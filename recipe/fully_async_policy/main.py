@@ -117,7 +117,7 @@ def launch(config: DictConfig, run_id: str, given: list[str]) -> int:
     print(f"method={config.method}, async.lag={config['async'].lag:g}, run_dir={config.run_dir}")
     print(f"{config.method}: {description(config.method)}.", flush=True)
     try:
-        print(f"{train(config, run_id, given)}\nTo see it: python -m scripts.report {config.run_dir}")
+        print(f"{train(config, run_id, given)}\nTo see it: vcpo report {config.run_dir}")
         if what_now := next_steps.after_training(config, given):
             print(what_now)
         return 0

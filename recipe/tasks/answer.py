@@ -15,6 +15,7 @@ _BASED = re.compile(
     r"|([0-9A-Fa-f]+) (?:in )?(binary|octal|hexadecimal)"
 )
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})")
+_RATIO = re.compile(r"[0-9] ?[:/] ?[0-9]|\\frac")
 _ASSIGNED = re.compile(r"(?:[A-Za-z]\w{0,11}|\\[a-z]+|\\text\s*\{[^{}=]*\})(?:_\{?\w+\}?)?(?:\([a-z]\))?\s*[=:]\s*")
 _NAMED = re.compile(r"[A-Za-z]\s*=\s*")
 _EXPONENT = re.compile(r"(?<=[0-9.])[eE]([-+]?[0-9]{1,5})(?![0-9A-Za-z])")
@@ -92,7 +93,7 @@ def quick_verdict(gold: Answer, given: Answer) -> bool | None:
     if not gold.unit.fits(given.unit):
         return False
     if gold.kind != given.kind and not (gold.number and given.number):
-        return False  # 8 pm is 8, or 8:00
+        return None if _is_ratio(gold, given) else False  # 8 pm is 8, or 8:00; 9:16 is 9/16, too
     if gold.kind and given.kind:
         return gold.kind == given.kind
     if (gold.unit.powers ^ given.unit.powers) & {("deg", 1)} and "\\pi" in gold.value + given.value:
@@ -107,13 +108,22 @@ def quick_verdict(gold: Answer, given: Answer) -> bool | None:
     return None
 
 
+def _is_ratio(a: Answer, b: Answer) -> bool:
+    """Whether one of two answers, written as a time is, is a ratio beside the other."""
+    (kind, *_), plain = (a.kind, b) if a.kind else (b.kind, a)
+    of_day = (a.unit.marks | b.unit.marks) & {"am", "pm"}
+    return kind == "time" and not plain.kind and not of_day and bool(_RATIO.search(plain.value))
+
+
 def percentages(gold: Answer, given: Answer) -> list[tuple[Answer, Answer]]:
     """What to compare. The truth `20%` is equal to 20 and to 0.2; an answer `50%` to 50 and to 0.5, not 0.5% to 0.5."""
     if gold.unit.percent == given.unit.percent:
         return [(gold, given)]
     if gold.unit.percent:
         return [(gold, given), (gold.of_percent(), given)]
-    return [(gold, given if gold.number and abs(gold.number.value) >= 1 else given.of_percent())]
+    size = abs(gold.number.value) if gold.number else 0
+    as_said, as_share = (gold, given), (gold, given.of_percent())
+    return [as_said, as_share] if size == 1 else [as_said] if size > 1 else [as_share]
 
 
 def _kind(value: str) -> tuple[str, ...]:

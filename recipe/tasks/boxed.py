@@ -56,7 +56,7 @@ def after_mark(text: str, max_chars: int) -> str | None:
     if start < 0:
         return None
     start += len(_MARK)
-    line = text[start : start + max_chars + 2].lstrip(" \t").split("\n")[0].strip()
+    line = text[start:].split("\n", 1)[0].strip()
     return line if 0 < len(line) <= max_chars else None
 
 

@@ -10,7 +10,7 @@ ROUNDED_DIGITS = 6
 _FLOAT_DIGITS, _MOST_FLOAT_DIGITS = 15, 17
 _MOST_CHARS = 1000  # more digits are slow to read
 
-_INTEGER = r"(?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)"
+_INTEGER = r"(?:[1-9][0-9]{0,2}(?:[, ][0-9]{3})+|[0-9]+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)"
 _POWER = r"(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*[{(]?\s*(?P<power>[-+]?[0-9]{1,4})\s*[)}]?)"
 _NUMBER = re.compile(

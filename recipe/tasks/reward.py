@@ -1,5 +1,6 @@
 """The reward of every task: `data_source`, a column of the rows, decides which one. The task presets name it."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,6 +8,15 @@ from recipe.tasks import gsm8k, human_eval, math_reward, reasoning_gym, sort_dig
 from recipe.tasks.countdown import reward as countdown
 
 Reward = Callable[..., dict[str, float]]
+_ANSWER, _END_CHARS = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE), 300
+
+
+def _of_dapo(data_source: str, solution_str: str, *args: Any, **kwargs: Any) -> dict[str, float]:
+    """Raw DAPO's prompts ask for a last line `Answer: $Answer`, which counts where there is no box."""
+    if "\\boxed" not in solution_str and (said := _ANSWER.findall(solution_str[-_END_CHARS:])):
+        solution_str += f"\n\\boxed{{{said[-1].strip(' $.*')}}}"
+    return math_reward.compute_score(data_source, solution_str, *args, **kwargs)
+
 
 # Our own rows' keys, those of raw DAPO, and those of the ready-made set lukhuang/vcpo.
 REWARDS: dict[str, Reward] = {
@@ -17,7 +27,7 @@ REWARDS: dict[str, Reward] = {
     "math": math_reward.compute_score,
     "math-500": math_reward.compute_score,
     "dapo": math_reward.compute_score,
-    "math_dapo": math_reward.compute_score,
+    "math_dapo": _of_dapo,
     "dapo_filter": math_reward.compute_score,
     "deepscaler": math_reward.compute_score,
     "aime25": math_reward.compute_score,

@@ -130,10 +130,11 @@ Lesson = HeldOut | AnsweredRows | ToolTraces
 
 def load_held_out(data: Path) -> HeldOut | ToolTraces:
     """Read the data of scripts.prepare_data. Raises ValueError if it is missing or of another task."""
+    if data.is_file():
+        raise ValueError(f"data={data}: is a file of rows; give --answers COLUMN, the column of what is taught")
     if not (data / "meta.json").is_file():
         raise ValueError(
-            f"data={data} has no meta.json: first run `python -m scripts.prepare_data TASK --out {data}`, TASK being "
-            "countdown or calculate"
+            f"data={data} has no meta.json: first run `vcpo data TASK --out {data}`, TASK being countdown or calculate"
         )
     meta = json.loads((data / "meta.json").read_text(encoding="utf-8"))
     if meta["task"] == "calculate":

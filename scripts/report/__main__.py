@@ -32,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if (arguments.port or 0) > _LAST_PORT:
         parser.error(f"--port {arguments.port}: give {_LAST_PORT} or less")
+    if arguments.live and arguments.out:
+        parser.error("--out: --live writes no files; leave one of them out")
     if arguments.live:
         from scripts.report import live
 

@@ -23,7 +23,7 @@ def test_what_is_said_and_when() -> None:
     said = {count: text for (count, text) in found[2:] if text}
     assert list(said) == [1, LONG, 2 * LONG, 4 * LONG]
     assert said[1] == "step 3 has no signal: the samples of each prompt got the same reward"
-    assert "scripts.check_data FILE --task NAME" in said[LONG] and "samples.jsonl" in said[LONG]
+    assert "vcpo check FILE --task NAME" in said[LONG] and "samples.jsonl" in said[LONG]
     assert watch.look_at({"step": 1, "reward": 0.0}) == (None, None)
 
 

@@ -8,6 +8,8 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +22,7 @@ from recipe.evaluate.estimates import Answer, interval, pass_at, powers_of_two
 from recipe.evaluate.settings import of_task
 from recipe.fully_async_policy import main as trainer
 from recipe.fully_async_policy.settings.errors import SettingError
+from tests.recipe.refused import composed
 from verl_vcpo.common import start_up
 
 
@@ -114,6 +117,37 @@ def test_several_samples_are_not_drawn_greedily(tmp_path: Path, monkeypatch: pyt
     one = of_task("countdown", tmp_path, None, settings, None).actor_rollout_ref.rollout.val_kwargs
     several = of_task("countdown", tmp_path, 4, settings, None).actor_rollout_ref.rollout.val_kwargs
     assert (one.n, one.temperature) == (1, 0) and (several.n, several.temperature) == (4, 1)
+
+
+REWARD = """
+from pathlib import Path
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if not (asked := Path(__file__).with_suffix(".asked")).exists():
+        asked.touch()
+        raise OSError("503 Service Unavailable")
+    return float(not extra_info["truncated"])
+"""
+
+
+def test_a_reward_that_fails_once_is_asked_again_and_a_greedy_response_is_drawn_once(
+    good: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipe.evaluate import sampling
+
+    (tmp_path / "reward.py").write_text(REWARD)
+    reward = {"reward.custom_reward_function.path": f"{tmp_path}/reward.py"}
+    config = composed({**good, **reward, "data.val_max_samples": "2"})
+    drawn: list[int] = []
+
+    def generate(prompts: list[Any], how: Any, use_tqdm: bool) -> list[Any]:
+        drawn.append(how.n)
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5, 6])] * how.n) for _ in prompts]
+
+    monkeypatch.setattr(sampling, "_engine", lambda config: SimpleNamespace(generate=generate))
+    found = sampling.answers_of(config, 3, temperature=0.0, top_p=1.0, top_k=-1)
+    assert drawn == [1] and [answer.problem for answer in found] == [0, 0, 0, 1, 1, 1]
+    assert [answer.score for answer in found] == [1.0] * 6 and (tmp_path / "reward.asked").exists()
 
 
 @pytest.fixture(scope="module")

@@ -49,5 +49,6 @@ def main() -> None:
     # For the run's processes too: this folder's `recipe` and `scripts` come before those of other packages.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_CHECKOUT), os.environ.get("PYTHONPATH")]))
     sys.path.insert(0, str(_CHECKOUT))
+    sys.path.append(os.getcwd())  # the user's own modules; last, so that no folder there hides a package
     sys.argv = [word, *_FIRST.get(word, []), *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -54,11 +54,11 @@ def check_data(config: DictConfig, tokenizer: "PreTrainedTokenizerBase | None") 
     files, of_training = check_rows(config, "train_files")
     if files:
         _check_enough(config, sum(file.count for file in files))
-        if tokenizer is not None:
-            _check_lengths(config, files, tokenizer)
         if config.data.levels is not None:
             _check_numbered(files)
     held_out, of_validation = check_rows(config, "val_files")
+    if tokenizer is not None:
+        check_lengths(config, [*files, *held_out], tokenizer)
     if said := _of_both(files, held_out, config.data.prompt_key):
         print(said, flush=True)
     return list((of_validation | of_training).values())
@@ -142,7 +142,7 @@ def _check_enough(config: DictConfig, rows: int) -> None:
         raise wrong(config, "data.train_batch_size", words)
 
 
-def _check_lengths(config: DictConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase") -> None:
+def check_lengths(config: DictConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase") -> None:
     """Refuse prompts that the chat template cannot read, and a limit that cuts the longest or that none keeps."""
     limit, filtered, key = config.data.max_prompt_length, config.data.filter_overlong_prompts, config.data.prompt_key
     cut = not filtered and config.data.truncation != "error"

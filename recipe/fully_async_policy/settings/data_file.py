@@ -13,7 +13,7 @@ from recipe.fully_async_policy.settings.errors import SettingError, first_line
 from verl_vcpo.common.json_rows import json_rows
 
 SUFFIXES = (".parquet", ".json", ".jsonl")
-_PREPARE = "make it with `python -m scripts.prepare_data`, or give another file"
+_PREPARE = "make it with `vcpo data`, or give another file"
 _BATCH = 8192
 
 

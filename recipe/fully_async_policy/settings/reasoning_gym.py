@@ -57,6 +57,9 @@ def make_files(config: DictConfig) -> None:
         if not prepared.train:
             found = f"{made_from.name} has {len(prepared.val)} different problems of this difficulty"
             raise wrong(config, "reasoning_gym.val", f"{found}; lower it, or change reasoning_gym.difficulty")
+        again = sum(prepared.removed.values())
+        repeated = f" ({again} more were repeated)" if again else ""
+        print(f"{len(prepared.train)} training and {len(prepared.val)} held-out problems{repeated}", flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         for part in ("val", "train"):
             with whole_file(folder / f"{part}.parquet") as file:

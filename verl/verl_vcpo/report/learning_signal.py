@@ -48,6 +48,6 @@ class SignalWatch:
             return count, None
         return count, (
             f"{count} steps in a row without a signal (mean reward {reward:.3g}): read some responses "
-            "(samples.jsonl in the run's folder), let `python -m scripts.check_data FILE --task NAME` score "
+            "(samples.jsonl in the run's folder), let `vcpo check FILE --task NAME` score "
             "known answers, and if both are right, take prompts that the model solves sometimes"
         )
