@@ -14,7 +14,7 @@ from scripts.report.outcome import error_of, outcome
 from scripts.report.runs import ReportedRun, labels
 from scripts.report.table import NOTE, has_speed_ups, make_table
 from vcpo.diagnostics import AlarmLevels
-from verl_vcpo.actor.update.lag_bins import BINS, FIRST, GRADIENT_SHARE, REWARD, SHARE, WEIGHT
+from verl_vcpo.actor.update.metrics import BINS, FIRST, GRADIENT_SHARE, REWARD, SHARE, WEIGHT
 from verl_vcpo.common.step_lines import read_lines
 from verl_vcpo.report.advice import BaselineWatch
 from verl_vcpo.report.learning_signal import EQUAL_GROUPS, IN_A_ROW

@@ -16,7 +16,7 @@ from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import exported, train
 from tests.kit.layout_worker import make_batch
 from vcpo import Mismatch
-from verl_vcpo.actor.megatron_actor import VCPOMegatronEngine
+from verl_vcpo.actor.update.mini_batch import MiniBatch
 from verl_vcpo.actor.update.sequences import COMPUTED_AGAIN
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 from verl_vcpo.common.token_versions import token_versions
@@ -84,7 +84,7 @@ def test_masked_responses_count_neither_in_rho_nor_in_its_lag_part() -> None:
         columns |= {"fresh": fresh, "again": again}
         batch = SimpleNamespace(**{name: x[rows] for name, x in columns.items()})
         batch.masked = ends[rows]
-        return VCPOMegatronEngine._parts(SimpleNamespace(mismatch=Mismatch()), batch, True)  # type: ignore[arg-type]
+        return MiniBatch.weight_parts(batch, Mismatch(), True)  # type: ignore[arg-type]
 
     first = parts(masked=True)
     assert first == parts(masked=False) and first is not None

@@ -153,6 +153,7 @@ def test_every_rule_refuses_somewhere_and_passes_where_it_says() -> None:
         ("+agent=simpletir",),
         ("+agent=simpletir", "tool_use.latency_median_s=1"),
         ("reward.reward_manager.name=dapo",),
+        ("reward.custom_reward_function.path=null",),
     ]
     some += [
         (f"method={name}",) for name in ("none", "tis_seq", "sapo", "clip_cov", "m2po", "decoupled_ppo", "a2c", "tba")

@@ -30,13 +30,12 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
 from vcpo import Estimate, Mismatch, VCPOConfig
-from vcpo.mismatch import WeightParts
 from verl_vcpo.actor.model.local_layers import LocalLayers
 from verl_vcpo.actor.resume import Resumable
 from verl_vcpo.actor.taps.layout import micro_batch
 from verl_vcpo.actor.update.checks import check_experts, check_lengths, with_harmless_tokens
-from verl_vcpo.actor.update.lag_bins import of_lags
 from verl_vcpo.actor.update.losses import loss_of_trained, note_longest_response, weighted_score_loss
+from verl_vcpo.actor.update.metrics import of_update
 from verl_vcpo.actor.update.mini_batch import Measured, MiniBatch
 from verl_vcpo.actor.update.one_pass import log_probs, one_pass, outputs_of
 from verl_vcpo.actor.update.packing import Packing
@@ -44,7 +43,6 @@ from verl_vcpo.actor.update.per_trajectory import per_trajectory
 from verl_vcpo.actor.update.sequence_weights import SequenceWeights
 from verl_vcpo.actor.update.sequences import Sequences
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
-from verl_vcpo.common.truncated import parts_of_update
 from verl_vcpo.common.whole_file import write_whole
 
 # The key under which EngineRegistry finds this engine (environment variable VERL_ENGINE_VENDOR).
@@ -106,34 +104,26 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
         if batch_begins:
             self.sequence_weights.clear()
         sequences = Sequences(data, self.get_data_parallel_group())
-        if not vcpo.enable:
-            outputs = super().train_batch(data, partial(loss_of_trained, loss_function))
-            batch = sequences.measured(log_probs(self, data, outputs))
-            log_weight = batch.log_weight[sequences.mine]
-            self.sequence_weights.note(data, log_weight, log_weight.exp())
-            parts = self._parts(batch, batch_begins)
-            return self._with_metrics(outputs, batch, batch.estimate(_WATCH_ONLY, parts and parts.lag), parts)
-
-        note_longest_response(data)
         aggregation = {name: getattr(actor_config, name) for name in ("loss_agg_mode", "loss_scale_factor")}
         loss = partial(weighted_score_loss, **aggregation)
-        batch, outputs = self._measure(data, sequences, vcpo, loss)
-        parts = self._parts(batch, batch_begins)
-        step = batch.estimate(vcpo, parts and parts.lag)
+        if vcpo.enable:
+            note_longest_response(data)
+            measured = self._measure(data, sequences, vcpo, loss)
+        else:
+            outputs = super().train_batch(data, partial(loss_of_trained, loss_function))
+            measured = Measured(sequences.measured(log_probs(self, data, outputs)), outputs)
+        batch = measured.batch
+        parts = batch.weight_parts(self.mismatch, batch_begins)
+        step = batch.estimate(vcpo if vcpo.enable else _WATCH_ONLY, parts and parts.lag)
         self.last_update = (batch, step)
-        mine = sequences.mine
-        self.sequence_weights.note(data, batch.log_weight[mine], step.weight[mine])
-        if not (step.usable & ~batch.masked).any():  # a gradient of zero still moves weights: momentum, weight decay
-            return self._with_metrics(outputs_of(self, [0.0]), batch, step, parts, grad_norm=0.0)
-        second = outputs is None
-        if outputs is None:
-            data = with_harmless_tokens(data, batch.spoils[mine])
-            data["vcpo_coefficient"] = step.coefficient[mine].float()  # [b]
-            self.optimizer_zero_grad()
-            outputs = self.forward_backward_batch(data, loss)
-        with scaled_learning_rate(self.optimizer, step.step_size_multiplier):
-            grad_norm = self.optimizer_step()
-        return self._with_metrics(outputs, batch, step, parts, grad_norm=grad_norm, second_backward=second)
+        mine, weight = sequences.mine, step.weight if vcpo.enable else batch.log_weight.exp()
+        self.sequence_weights.note(data, batch.log_weight[mine], weight[mine])
+        outputs = self._step(data, measured, step, mine, loss) if vcpo.enable else measured.outputs or {}
+        if self.is_mp_src_rank_with_outputs():
+            metrics = of_update(measured, step, parts)
+            # verl requires lists, and takes the mean over ranks, which all report the same global value.
+            outputs["metrics"].update({name: [value] for name, value in metrics.items()})
+        return outputs
 
     def _measure(self, data: TensorDict, sequences: Sequences, vcpo: VCPOSettings, loss: partial[Any]) -> Measured:
         """Run the measuring pass of this method and these settings."""
@@ -141,6 +131,25 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
             return one_pass(self, data, sequences, vcpo, loss)
         packed = self.packing.measured(data, sequences, vcpo, loss.keywords) if vcpo.packs_gradient_norms else None
         return packed or per_trajectory(self, data, sequences, loss)
+
+    def _step(
+        self, data: TensorDict, measured: Measured, step: Estimate, mine: slice, loss: partial[Any]
+    ) -> dict[str, Any]:
+        """Form the gradient where the measuring pass has not, and step. `mine`: this rank's rows of the mini-batch."""
+        batch, outputs = measured
+        if batch.moves(step):
+            if outputs is None:
+                data = with_harmless_tokens(data, batch.spoils[mine])
+                data["vcpo_coefficient"] = step.coefficient[mine].float()  # [b]
+                self.optimizer_zero_grad()
+                outputs = self.forward_backward_batch(data, loss)
+            with scaled_learning_rate(self.optimizer, step.step_size_multiplier):
+                grad_norm = self.optimizer_step()
+        else:
+            outputs, grad_norm = outputs_of(self, [0.0]), 0.0
+        if self.is_mp_src_rank_with_outputs():
+            outputs["metrics"]["grad_norm"] = grad_norm
+        return outputs
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         """Move the engine as verl does, but with `optimizer_offload` leave the optimizer's state on the host.
@@ -212,58 +221,6 @@ class VCPOMegatronEngine(LocalLayers, Resumable, MegatronEngineWithLMHead):
 
         return output, loss
 
-    def _parts(self, batch: MiniBatch, batch_begins: bool) -> WeightParts | None:
-        """Return what lag and arithmetic make of the weights that rho is of: masked sequences count in neither.
-
-        Mini-batches after the first one have a policy that no sampler has.
-        """
-        log_weight = batch.log_weight.masked_fill(batch.masked, math.nan)
-        fresh, again = (batch.fresh, batch.again) if batch_begins else (None, None)
-        return self.mismatch.update(log_weight, batch.jump, batch.tokens, batch.squares, fresh, again)
-
-    def _with_metrics(
-        self,
-        outputs: dict[str, Any],
-        batch: MiniBatch,
-        step: Estimate,
-        parts: WeightParts | None,
-        *,
-        grad_norm: float | None = None,
-        second_backward: bool = False,
-    ) -> dict[str, Any]:
-        if not self.is_mp_src_rank_with_outputs():
-            return outputs
-        if grad_norm is not None:  # else verl's update has put it there
-            outputs["metrics"]["grad_norm"] = grad_norm
-        usable = step.usable
-        metrics = {
-            "vcpo/ess_ratio": step.ess_ratio,
-            "vcpo/ess_ratio/min": step.ess_ratio,  # verl takes the minimum over mini-batches, by the name
-            "vcpo/lr_multiplier": step.step_size_multiplier,
-            "vcpo/baseline": _mean(step.baseline[usable]),
-            "vcpo/weight/max": step.weight.max().item(),
-            "vcpo/kl_rollout_policy": (batch.kl[usable].sum() / batch.tokens[usable].sum().clamp(min=1)).item(),
-            "vcpo/excluded_sequences": int((~usable & ~batch.padding & ~batch.dropped).sum()),
-            "vcpo/dropped_sequences": int(batch.dropped.sum()),
-            "vcpo/skipped_updates": int(not (usable & ~batch.masked).any()),
-            "vcpo/second_backwards": int(second_backward),
-            **parts_of_update(step, batch.truncated, batch.squared_norm),
-            **of_lags(batch.lag, step, batch.reward, batch.squared_norm),
-        }
-        if batch.squared_norm is not None:
-            metrics["vcpo/sequence_grad_norm"] = _mean(batch.squared_norm[usable].sqrt())
-        if parts:
-            metrics |= {
-                "vcpo/ess/lag": max(step.ess_ratio, parts.lag),
-                "vcpo/ess/arithmetic": parts.arithmetic,
-                "vcpo/mismatch/rms": parts.rms,
-                "vcpo/mismatch/rms_error": parts.rms_error,
-                "vcpo/mismatch/tokens_again": int(batch.again[:, :, 0].sum()),
-            }
-        # verl requires lists, and takes the mean over ranks, which all report the same global value.
-        outputs["metrics"].update({name: [value] for name, value in metrics.items()})
-        return outputs
-
     def get_per_tensor_param(self, base_sync_done: bool = True, **kwargs: Any) -> Any:
         """Return what samplers get: all weights; the adapters alone, where samplers do not get them merged.
 
@@ -294,10 +251,6 @@ class ValueEngine(LocalLayers, Resumable, MegatronEngineWithValueHead):
 def _ends_batch(data: TensorDict) -> bool:
     """Return True for a batch's last mini-batch in the last epoch, as verl's worker marks it."""
     return bool(tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True))
-
-
-def _mean(values: Tensor) -> float:
-    return values.mean().item() if values.numel() else math.nan
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@ def load_function(path: str, name: str) -> Callable[..., Any]:
     module = load_module(path)
     if callable(function := getattr(module, name, None)):
         return function
-    there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none at all"
+    found = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+    there = ", ".join(found) or "none at all"
     raise LoadError(f"does not load: there is no function {name}, but {there}", "name the function")
 
 

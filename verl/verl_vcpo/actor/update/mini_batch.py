@@ -1,5 +1,6 @@
 """The global mini-batch, with one row per sequence: the same numbers on every rank of the trainer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
@@ -7,7 +8,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from vcpo import Estimate, VCPOConfig, estimate
+from vcpo import Estimate, Mismatch, VCPOConfig, estimate
+from vcpo.mismatch import WeightParts
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,21 @@ class MiniBatch(Facts):
     def fresh(self) -> Tensor:
         """[B, 2] float64 numbers of fresh tokens, and the sums of their squared log-ratios."""
         return torch.stack([self.fresh_tokens, self.fresh_squares], dim=1)
+
+    def weight_parts(self, mismatch: Mismatch, batch_begins: bool) -> WeightParts | None:
+        """Return what lag and arithmetic make of the weights that rho is of: masked sequences count in neither.
+
+        Args:
+            mismatch: what has been measured of earlier batches, which this call follows.
+            batch_begins: false after a batch's first mini-batch, when the policy is one that no sampler has.
+        """
+        log_weight = self.log_weight.masked_fill(self.masked, math.nan)
+        fresh, again = (self.fresh, self.again) if batch_begins else (None, None)
+        return mismatch.update(log_weight, self.jump, self.tokens, self.squares, fresh, again)
+
+    def moves(self, step: Estimate) -> bool:
+        """Return False where no sequence has a gradient: momentum and weight decay must not move the weights alone."""
+        return bool((step.usable & ~self.masked).any())
 
     def estimate(self, config: VCPOConfig, lag_ess_ratio: float | None = None) -> Estimate:
         """Return the update of these sequences. Arguments and errors: see `vcpo.estimate`."""

@@ -12,7 +12,7 @@ from tests.actor.conftest import ONE_PROCESS
 from tests.actor.test_vcpo_engine import train
 from tests.kit.layout_worker import make_batch
 from vcpo import VCPOConfig, estimate
-from verl_vcpo.actor.update.lag_bins import of_lags
+from verl_vcpo.actor.update.metrics import of_lags
 from verl_vcpo.actor.vcpo_settings import VCPOSettings
 
 LAG = torch.tensor([0.0, 2, 3, 20, math.nan, 20], dtype=torch.float64)
