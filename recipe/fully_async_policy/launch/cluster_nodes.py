@@ -17,7 +17,7 @@ from verl.single_controller.ray.base import ResourcePoolManager
 from recipe.fully_async_policy.settings.variables import cluster_address
 from verl_vcpo.common.console import print_line
 
-_NODES_S, _OWN_RAY_S, _TELL_S, _POLL_S = 1800.0, 10.0, 60.0, 1.0
+_NODES_S, _OWN_RAY_S, _TELL_S, _POLL_S = 1800.0, 60.0, 60.0, 1.0
 _CPUS_OF_TRAINER: Any = next(
     f.default for f in dataclasses.fields(ResourcePoolManager) if f.name == "max_colocate_count"
 )
@@ -39,7 +39,7 @@ def wait_for_nodes(config: DictConfig, wait_s: float = _NODES_S) -> None:
 
     Raises:
         RuntimeError: something is still missing after `wait_s`; in a Ray of the run's own, which gets no other nodes,
-            after seconds.
+            after a minute.
     """
     limit = wait_s if cluster_address(config.ray_kwargs.ray_init) else min(wait_s, _OWN_RAY_S)
     start = told = time.monotonic()
