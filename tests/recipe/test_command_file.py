@@ -22,6 +22,7 @@ def test_the_command_is_kept_for_a_shell(tmp_path: Path, monkeypatch: pytest.Mon
 
     stand_in = SimpleNamespace(LagKTaskRunner=type("Runner", (), {"run": run}))
     monkeypatch.setitem(sys.modules, "verl_vcpo.loop.main", stand_in)
+    monkeypatch.setattr("recipe.fully_async_policy.launch.cluster_nodes.wait_for_nodes", lambda config: None)
     session = contextlib.nullcontext(SimpleNamespace(observe=None))
     monkeypatch.setattr(main, "ray_session", lambda *_: session)
     config = OmegaConf.create({"run_dir": str(tmp_path), "method": "vcpo", "async": {"lag": 8}})

@@ -101,7 +101,10 @@ def test_what_is_refused(
         ({"data.levels": "[1]", "data.shares": "[1]"}, "data.levels=[1]: its sum has to be the number of data.train_f"),
         ({"data.levels": "[0,2]", "data.shares": "[1,1]"}, "data.levels=[0, 2]: give the number of files of each task"),
         ({"data.levels": "[2]", "data.shares": "[1,1]"}, "data.shares=[1, 1]: give a share for each of the 1 tasks"),
-        ({"data.level_mark": "70"}, "data.level_mark=70: give a share above 0, at most 1"),
+        (
+            {"data.levels": "[2]", "data.shares": "[1]", "data.level_mark": "70"},
+            "data.level_mark=70: give a share above 0, at most 1",
+        ),
     ],
 )
 def test_levels_of_own_files(
