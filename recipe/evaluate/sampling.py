@@ -26,7 +26,7 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 from vllm import LLM, SamplingParams
 
 from recipe.evaluate.estimates import Answer
-from recipe.fully_async_policy.settings.own_code import FACTS
+from recipe.fully_async_policy.settings.own_code import EXTRA_INFO_OF_A_RESPONSE
 from verl_vcpo.common.data_columns import KEPT
 from verl_vcpo.dataset.files import keep_files_apart
 from verl_vcpo.user_code.errors import UserCodeError
@@ -131,7 +131,7 @@ def _item(row: dict[str, Any], prompt: list[int], response: list[int]) -> DataPr
         "attention_mask": torch.ones(1, len(prompt) + len(response), dtype=torch.int64),
     }
     columns = {name: row[name] for name in KEPT if name in row}
-    columns |= {"extra_info": {**row["extra_info"], **FACTS}, "__num_turns__": 2}
+    columns |= {"extra_info": {**row["extra_info"], **EXTRA_INFO_OF_A_RESPONSE}, "__num_turns__": 2}
     others = {}
     for name, value in columns.items():
         others[name] = np.empty(1, dtype=object)

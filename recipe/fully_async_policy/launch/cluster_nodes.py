@@ -67,10 +67,8 @@ def _missing(config: DictConfig) -> str:
         cpus = share.gpus * share.cpus
         if sum(math.floor(min(gpus / share.gpus, has / cpus)) for gpus, has in free) < share.number:
             room = ", ".join(f"{gpus:g} and {has:g}" for gpus, has in free)
-            return (
-                f"the {share.who} ({share.setting}) takes {share.number} times {share.gpus} GPUs and {cpus} of Ray's "
-                f"CPUs on one node, and Ray's nodes have free {room}"
-            )
+            asked = f"{share.number} times {share.gpus} GPUs and {cpus} of Ray's CPUs on one node"
+            return f"the {share.who} ({share.setting}): {asked}, and Ray's nodes have free {room}"
     return ""
 
 

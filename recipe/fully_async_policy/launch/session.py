@@ -1,7 +1,6 @@
 """Around a run: its folder, its log, its Ray cluster."""
 
 import contextlib
-import itertools
 import os
 import traceback
 from collections.abc import Iterator
@@ -38,14 +37,15 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
     from recipe.fully_async_policy.launch.ray_access import session_folder
     from verl_vcpo.common import console, held_folders, start_up
     from verl_vcpo.common.run_folder import run_folder
-    from verl_vcpo.common.whole_file import write_whole
+    from verl_vcpo.common.whole_file import free_beside, write_whole
     from verl_vcpo.report.run_log import CONFIG_FILE, SUMMARY_FILE
 
     run_dir = held_folders.checked(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
-    for name in (VERL_LOG, RAY_LOGS):
-        _keep(run_dir / name)
+    for logged in (run_dir / VERL_LOG, run_dir / RAY_LOGS):  # by an earlier launch: why that launch ended
+        if logged.exists():
+            os.replace(logged, free_beside(logged))
     write_whole(run_dir / CONFIG_FILE, OmegaConf.to_yaml(config))  # `vcpo evaluate --follow` reads it meanwhile
     wandb = start_up.environment({"WANDB_DIR": os.environ.get("WANDB_DIR", str(run_dir))})
     # Paths of this process alone: not for Ray's processes, whose environment is that of Ray's start. TensorBoard's
@@ -72,13 +72,6 @@ def ray_session(config: DictConfig, run_id: str, last_words: str = "") -> "Itera
             raise
         finally:
             console.screen().ending()
-
-
-def _keep(log: Path) -> None:
-    """Give what an earlier launch of this run has logged the next ending .N: it says why that launch ended."""
-    if log.exists():
-        aside = next(name for n in itertools.count(1) if not (name := Path(f"{log}.{n}")).exists())
-        os.replace(log, aside)
 
 
 @contextlib.contextmanager

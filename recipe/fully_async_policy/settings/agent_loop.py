@@ -132,7 +132,7 @@ async def _answer(url: str, token: str | None) -> tuple[bool, float | None]:
     Asked as the run's own client asks: no proxy of the environment is used.
 
     Raises:
-        aiohttp.ClientError, TimeoutError: no sandbox answers.
+        aiohttp.ClientError, TimeoutError, ValueError: no sandbox answers, or one that is none.
     """
     headers, limit = {"Authorization": f"Bearer {token}"} if token else {}, aiohttp.ClientTimeout(total=10)
     async with aiohttp.ClientSession(timeout=limit) as session:

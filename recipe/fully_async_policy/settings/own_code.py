@@ -28,11 +28,11 @@ from verl_vcpo.user_code.reward_function import RewardFunction
 MADE_UP = "I do not know."
 _VERLS = ("pkg://verl.utils.reward_score", "default_compute_score")
 _SETTING = "reward.custom_reward_function"
-FACTS: dict[str, object] = {
+EXTRA_INFO_OF_A_RESPONSE: dict[str, object] = {
     **{"num_turns": 2, "rollout_reward_scores": {}, "turn_scores": [], "tool_rewards": [], "truncated": False},
     **{"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0},
 }
-"""What `extra_info` has of a response without tools, besides the row's."""
+"""What a reward gets in `extra_info` with a response without tools, besides the row's own `extra_info`."""
 
 
 def reward_of(config: DictConfig) -> RewardFunction:
@@ -49,7 +49,7 @@ def arguments(sample: Sample, response: str) -> dict[str, object]:
         "data_source": sample.data_source,
         "solution_str": response,
         "ground_truth": sample.ground_truth,
-        "extra_info": {**sample.extra_info, **FACTS},
+        "extra_info": {**sample.extra_info, **EXTRA_INFO_OF_A_RESPONSE},
     }
 
 

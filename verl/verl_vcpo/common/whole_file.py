@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import re
 import shutil
@@ -11,6 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _SCRATCH = ".partial"
+
+
+def free_beside(path: Path) -> Path:
+    """Return `path` with the first of the endings .1, .2, ... that no file, folder or link has."""
+    return next(name for n in itertools.count(1) if not os.path.lexists(name := Path(f"{path}.{n}")))
 
 
 @contextlib.contextmanager

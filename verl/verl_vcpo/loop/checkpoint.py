@@ -6,7 +6,6 @@
 """
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from omegaconf import DictConfig
 from verl_vcpo.common import held_folders
 from verl_vcpo.common.console import print_line
 from verl_vcpo.common.disk import why_not_written
-from verl_vcpo.common.whole_file import all_on_disk, write_whole
+from verl_vcpo.common.whole_file import all_on_disk, free_beside, write_whole
 from verl_vcpo.loop.processes.long_work import telling
 
 MANIFEST = "manifest.json"
@@ -127,7 +126,7 @@ def _publish(staged: Path, root: Path, run: str | None) -> None:
     if _is_of(run, final):
         shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
     elif os.path.lexists(final):
-        aside = next(name for n in itertools.count(1) if not os.path.lexists(name := Path(f"{final}.{n}")))
+        aside = free_beside(final)
         print_line(f"{final} does not say that it is of this run: it is now {aside}")
         os.replace(final, aside)
     os.replace(staged, final)
